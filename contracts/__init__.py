@@ -1,0 +1,1 @@
+"""What crosses a process: identities, events, ticks, messages, keys, scripts. Never imports torch."""

@@ -1,0 +1,99 @@
+"""Connections to the broker, and the one edge where its exceptions become ours.
+
+Two kinds of client: one for commands, one for blocking reads. Neither retries by itself, because a retry beneath a
+write would write twice; what is safe to send again is sent again by its caller, who knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import redis.exceptions as rx
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from contracts.errors import BrokerError, ConfigurationError, CorruptDataError
+
+Client = Redis
+"""An asynchronous client that answers bytes in RESP2 shapes, whatever the URL asks for."""
+
+CONNECT_TIMEOUT_S: Final = 1.0
+COMMAND_TIMEOUT_S: Final = 5.0
+BLOCK_MARGIN_S: Final = 2.0
+
+_SHAPE_OPTIONS: Final = ("protocol", "decode_responses", "socket_timeout", "retry_on_timeout", "max_connections")
+
+
+class BrokerFullError(BrokerError):
+    """Raised when the broker refuses a write because it is out of memory."""
+
+    code = "broker_full"
+
+
+def command_client(url: str, *, timeout_s: float = COMMAND_TIMEOUT_S, max_connections: int = 64) -> Client:
+    """A client for commands and scripts; no blocking read may run on it."""
+    return _client(url, timeout_s, max_connections)
+
+
+def blocking_client(url: str, *, block_ms: int, max_connections: int = 64) -> Client:
+    """A client for reads that block up to `block_ms`; its socket waits longer than that."""
+    return _client(url, block_ms / 1000 + BLOCK_MARGIN_S, max_connections)
+
+
+def _client(url: str, timeout_s: float, max_connections: int) -> Client:
+    try:
+        options: dict[str, Any] = dict(parse_url(url))
+    except ValueError as error:
+        raise ConfigurationError(f"REDIS_URL: {error}", field="REDIS_URL") from None
+    for name in _SHAPE_OPTIONS:
+        options.pop(name, None)
+    pool = BlockingConnectionPool(
+        **options,
+        protocol=2,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+        max_connections=max_connections,
+        timeout=timeout_s,
+    )
+    return Redis.from_pool(pool)
+
+
+def redact(url: str) -> str:
+    """The URL with its password hidden, for logs and messages."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+
+
+@contextmanager
+def map_exceptions(what: str) -> Iterator[None]:
+    """Turns the client library's exceptions into ours; `what` names the key or the command."""
+    try:
+        yield
+    except (rx.ConnectionError, rx.TimeoutError, OSError) as error:
+        raise BrokerError(f"the broker does not answer ({what}): {error}", field="REDIS_URL") from error
+    except rx.OutOfMemoryError as error:
+        raise BrokerFullError(f"the broker is out of memory ({what})", field=what) from error
+    except rx.ReadOnlyError as error:
+        raise BrokerError(f"the broker is a read-only replica ({what})", field="REDIS_URL") from error
+    except rx.ResponseError as error:
+        raise _from_response(error, what) from error
+
+
+def _from_response(error: rx.ResponseError, what: str) -> Exception:
+    text = str(error)
+    if "WRONGTYPE" in text:
+        return CorruptDataError(f"a key holds the wrong type ({what}): {text}", field=what)
+    if "OOM" in text:
+        return BrokerFullError(f"the broker is out of memory ({what})", field=what)
+    if "READONLY" in text or "LOADING" in text or "MASTERDOWN" in text or "UNBLOCKED" in text:
+        return BrokerError(f"the broker can't serve now ({what}): {text}", field="REDIS_URL")
+    return CorruptDataError(f"the broker refused {what}: {text}", field=what)

@@ -1,0 +1,470 @@
+"""Messages between processes: commands and answers, worker requests and replies, notices, the in-flight record.
+
+Each has one plain form (JSON, or the flat fields of a stream entry) and a strict reader that names the field at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+import orjson
+
+from contracts.errors import InvalidArgumentError, WorldlineError, error_from_dict
+from contracts.events import MAX_EVENT_BYTES, check_prompt, freeze, loads, thaw
+from contracts.identity import check_index, check_session_id, check_text_id, new_command_id
+from contracts.tick import ARDiffusionTickRequest, check_event_ids
+
+DEFAULT_MAX_PENDING_EVENTS: Final = 256
+MAX_PENDING_EVENTS: Final = 10_000
+DEFAULT_RECORDING: Final = "last 1000"
+DEFAULT_REDUCER: Final = "latest"
+
+
+class Op(StrEnum):
+    """What a command asks for."""
+
+    CREATE = "create"
+    NEXT_CHUNK = "next_chunk"
+    RUN = "run"
+    PAUSE = "pause"
+    RESET = "reset"
+    CLOSE = "close"
+    DISCONNECT = "disconnect"
+    SWEEP = "sweep"
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON text."""
+    return orjson.dumps(value).decode()
+
+
+def _mapping(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidArgumentError(f"{name} must be an object", field=name)
+    return dict(value)
+
+
+def _only(value: Mapping[str, Any], allowed: frozenset[str], what: str) -> None:
+    unknown = sorted(set(value) - allowed)
+    if unknown:
+        raise InvalidArgumentError(f"{what} has no field {unknown[0]!r:.80}", field=unknown[0][:80])
+
+
+def _optional_index(value: Mapping[str, Any], name: str) -> int | None:
+    return None if value.get(name) is None else check_index(value[name], name)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateArgs:
+    """Creation parameters of a session.
+
+    Args:
+        model: name of the model; a worker that serves it must be alive.
+        reducer: entry point name of the control reducer.
+        seed: all randomness of the session comes from it; None leaves the model's default.
+        prompt: the first prompt.
+        params: JSON object that only the model reads.
+        recording: "off", "all" or "last N" committed ticks kept for export and replay.
+        max_pending_events: length of the event queue.
+        pace_ms: start free-running, one chunk each so many milliseconds (0: as fast as the worker goes).
+        presence_ms: close when the client's presence has been gone this long.
+        idle_ms: close when neither event nor command came for this long.
+    """
+
+    model: str
+    reducer: str = DEFAULT_REDUCER
+    seed: int | None = None
+    prompt: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    recording: str = DEFAULT_RECORDING
+    max_pending_events: int = DEFAULT_MAX_PENDING_EVENTS
+    pace_ms: int | None = None
+    presence_ms: int | None = None
+    idle_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_text_id(self.model, "model")
+        check_text_id(self.reducer, "reducer")
+        check_prompt(self.prompt)
+        for name in ("seed", "pace_ms", "presence_ms", "idle_ms"):
+            if getattr(self, name) is not None:
+                check_index(getattr(self, name), name)
+        limit = check_index(self.max_pending_events, "max_pending_events")
+        if not 0 < limit <= MAX_PENDING_EVENTS:
+            raise InvalidArgumentError(
+                f"max_pending_events must be 1 to {MAX_PENDING_EVENTS}, got {limit}", field="max_pending_events"
+            )
+        if not isinstance(self.params, Mapping):
+            raise InvalidArgumentError("params must be an object", field="params")
+        object.__setattr__(self, "params", freeze(self.params, "params"))
+        if len(dumps(thaw(self.params))) > MAX_EVENT_BYTES:
+            raise InvalidArgumentError(f"params exceed {MAX_EVENT_BYTES} bytes", field="params")
+        recording_limit(self.recording)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The command's `args`; what is unset is left out."""
+        values = {name: thaw(getattr(self, name)) for name in _CREATE_FIELDS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> CreateArgs:
+        """Strict; `model` is required."""
+        _only(value, _CREATE_FIELDS, "create")
+        if "model" not in value:
+            raise InvalidArgumentError("create needs a model", field="model")
+        return cls(**{name: item for name, item in value.items() if item is not None or name == "model"})
+
+
+_CREATE_FIELDS: Final = frozenset(CreateArgs.__dataclass_fields__)
+
+
+def recording_limit(recording: object) -> int | None:
+    """How many committed ticks are kept: 0 for "off", None for "all", N for "last N"."""
+    if recording == "off":
+        return 0
+    if recording == "all":
+        return None
+    if isinstance(recording, str) and recording.startswith("last ") and recording[5:].isdecimal():
+        return check_index(int(recording[5:]), "recording")
+    raise InvalidArgumentError('recording must be "off", "all" or "last N"', field="recording")
+
+
+_ARGS: Final[Mapping[Op, frozenset[str]]] = {
+    Op.CREATE: _CREATE_FIELDS,
+    Op.RUN: frozenset({"pace_ms"}),
+    Op.CLOSE: frozenset({"life", "reason"}),
+    Op.DISCONNECT: frozenset({"life", "reason"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of a client; `args` have been checked for their op."""
+
+    op: Op
+    session_id: str
+    command_id: str = field(default_factory=new_command_id)
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_session_id(self.session_id)
+        if len(check_text_id(self.command_id, "command_id")) > 200:
+            raise InvalidArgumentError("command_id has more than 200 characters", field="command_id")
+        _only(_mapping(self.args, "args"), _ARGS.get(self.op, frozenset()), self.op)
+        if self.op is Op.CREATE:
+            CreateArgs.from_dict(self.args)
+        if self.op is Op.RUN:
+            _optional_index(self.args, "pace_ms")
+        for name in ("life", "reason"):
+            if self.args.get(name) is not None:
+                check_text_id(self.args[name], name)
+
+    def to_json(self) -> str:
+        """The inbox entry's `command` field."""
+        return dumps(
+            {"op": self.op, "session_id": self.session_id, "command_id": self.command_id, "args": dict(self.args)}
+        )
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Command:
+        """Strict; an InvalidArgumentError names the field."""
+        value = _mapping(loads(text, "command"), "command")
+        _only(value, frozenset({"op", "session_id", "command_id", "args"}), "command")
+        try:
+            op = Op(value.get("op"))
+        except ValueError:
+            raise InvalidArgumentError(f"op {value.get('op')!r:.80} is none of {list(Op)}", field="op") from None
+        args = value.get("args")
+        return cls(op, value.get("session_id"), value.get("command_id"), {} if args is None else _mapping(args, "args"))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome of one command: a result or an error."""
+
+    command_id: str
+    result: Mapping[str, Any] | None = None
+    error: WorldlineError | None = None
+
+    def to_json(self) -> str:
+        """`{"command_id", "ok", "result" | "error"}`."""
+        body: dict[str, Any] = {"command_id": self.command_id, "ok": self.error is None}
+        if self.error is None:
+            body["result"] = self.result
+        else:
+            body["error"] = self.error.to_dict()
+        return dumps(body)
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> Answer:
+        value = _mapping(loads(text, "answer"), "answer")
+        command_id = check_text_id(value.get("command_id"), "command_id")
+        if value.get("ok") is True:
+            return cls(command_id, result=_mapping(value.get("result"), "result"))
+        return cls(command_id, error=error_from_dict(_mapping(value.get("error"), "error")))
+
+    def unwrap(self) -> dict[str, Any]:
+        """The result, or the error raised."""
+        if self.error is not None:
+            raise self.error
+        return dict(self.result or {})
+
+
+class Kind(StrEnum):
+    """What a worker is asked to do."""
+
+    TICK = "tick"
+    RESET = "reset"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """One entry of a worker's request stream.
+
+    Args:
+        kind: tick, reset or release.
+        session_id: the session.
+        request_id: this execution.
+        life: the life that the request belongs to; a release names the life that it releases.
+        parent_request_id: for a tick the request id of the last committed chunk, or the life at chunk 0.
+        fence: grows with each delivery; a lower one is dropped.
+        reply_to: inbox key of the session's partition.
+        model, params, seed: from the creation.
+        tick: the snapshot, for a tick.
+        expires_at_ms: broker time after which a tick is answered `expired`; None where it never does.
+    """
+
+    kind: Kind
+    session_id: str
+    request_id: str
+    life: str
+    parent_request_id: str
+    fence: int
+    reply_to: str
+    model: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    tick: ARDiffusionTickRequest | None = None
+    expires_at_ms: int | None = None
+
+    def to_entry(self) -> dict[str, str]:
+        """Flat fields; `tick` and `params` are JSON. `expires_at_ms` is added by the script that sends it."""
+        entry = {
+            "kind": str(self.kind),
+            "request_id": self.request_id,
+            "life": self.life,
+            "parent_request_id": self.parent_request_id,
+            "fence": str(self.fence),
+            "reply_to": self.reply_to,
+            "model": self.model,
+            "params": dumps(thaw(self.params)),
+        }
+        if self.seed is not None:
+            entry["seed"] = str(self.seed)
+        if self.tick is not None:
+            entry["tick"] = dumps(self.tick.to_dict())
+        else:
+            entry["session_id"] = self.session_id
+        return entry
+
+    @classmethod
+    def from_entry(cls, fields: Mapping[bytes, bytes]) -> WorkerRequest:
+        """Strict reader; an InvalidArgumentError names the field."""
+        text = {name.decode(): value.decode() for name, value in fields.items()}
+        try:
+            kind = Kind(text["kind"])
+            tick = ARDiffusionTickRequest.from_dict(loads(text["tick"], "tick")) if kind is Kind.TICK else None
+            return cls(
+                kind=kind,
+                session_id=check_session_id(tick.session_id if tick else text["session_id"]),
+                request_id=check_text_id(text["request_id"], "request_id"),
+                life=check_text_id(text["life"], "life"),
+                parent_request_id=text["parent_request_id"],
+                fence=check_index(int(text["fence"]), "fence"),
+                reply_to=check_text_id(text["reply_to"], "reply_to"),
+                model=text["model"],
+                params=_mapping(loads(text["params"], "params"), "params"),
+                seed=int(text["seed"]) if "seed" in text else None,
+                tick=tick,
+                expires_at_ms=int(text["expires_at_ms"]) if "expires_at_ms" in text else None,
+            )
+        except KeyError as error:
+            raise InvalidArgumentError(f"worker request lacks {error.args[0]}", field=str(error.args[0])) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOutput:
+    """What a worker made of a tick: the metadata envelope and where the bytes lie.
+
+    Args:
+        metadata: the pipeline's metadata, not yet checked.
+        payload: URL of the payload.
+        content_type: of the payload.
+        sha256: of the payload, hex.
+        bytes: length of the payload.
+        frames: URL of the pixel frames, or None.
+    """
+
+    metadata: Mapping[str, Any]
+    payload: str
+    content_type: str
+    sha256: str
+    bytes: int
+    frames: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: thaw(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> ChunkOutput:
+        try:
+            return cls(
+                metadata=_mapping(value.get("metadata"), "metadata"),
+                payload=check_text_id(value.get("payload"), "payload"),
+                content_type=check_text_id(value.get("content_type"), "content_type"),
+                sha256=check_text_id(value.get("sha256"), "sha256"),
+                bytes=check_index(value.get("bytes"), "bytes"),
+                frames=None if value.get("frames") is None else check_text_id(value["frames"], "frames"),
+            )
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"output: {error}", field=error.field) from None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReply:
+    """A worker's answer to one request; it counts only if request id and fence equal those in flight.
+
+    `output` is set for a tick that ran, `error` for anything that failed; both None for a reset or release that
+    succeeded.
+    """
+
+    session_id: str
+    request_id: str
+    fence: int
+    life: str
+    incarnation: str
+    output: ChunkOutput | None = None
+    error: WorldlineError | None = None
+    queued_ms: int = 0
+    executed_ms: int = 0
+
+    def to_json(self) -> str:
+        """The inbox entry's `reply` field."""
+        body: dict[str, Any] = {
+            "session_id": self.session_id,
+            "request_id": self.request_id,
+            "fence": self.fence,
+            "life": self.life,
+            "incarnation": self.incarnation,
+            "queued_ms": self.queued_ms,
+            "executed_ms": self.executed_ms,
+        }
+        if self.output is not None:
+            body["output"] = self.output.to_dict()
+        if self.error is not None:
+            body["error"] = self.error.to_dict()
+        return dumps(body)
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> WorkerReply:
+        value = _mapping(loads(text, "reply"), "reply")
+        return cls(
+            session_id=check_session_id(value.get("session_id")),
+            request_id=check_text_id(value.get("request_id"), "request_id"),
+            fence=check_index(value.get("fence"), "fence"),
+            life=check_text_id(value.get("life"), "life"),
+            incarnation=check_text_id(value.get("incarnation"), "incarnation"),
+            output=ChunkOutput.from_dict(_mapping(value["output"], "output")) if "output" in value else None,
+            error=error_from_dict(_mapping(value["error"], "error")) if "error" in value else None,
+            queued_ms=check_index(value.get("queued_ms", 0), "queued_ms"),
+            executed_ms=check_index(value.get("executed_ms", 0), "executed_ms"),
+        )
+
+
+class NoticeKind(StrEnum):
+    """What a worker, or whoever declares it lost, tells a session unasked."""
+
+    EVICTED = "evicted"
+    WORKER_LOST = "worker_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """News about a session's memory on a worker; one about another life or incarnation is ignored.
+
+    `incarnation` is the start of the worker that the news is about (for a restart: the new one).
+    """
+
+    kind: NoticeKind
+    session_id: str
+    worker: str
+    life: str
+    incarnation: str
+    message: str = ""
+
+    def to_json(self) -> str:
+        """The inbox entry's `notice` field."""
+        return dumps({name: getattr(self, name) for name in self.__dataclass_fields__})
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> Notice:
+        value = _mapping(loads(text, "notice"), "notice")
+        _only(value, frozenset(cls.__dataclass_fields__), "notice")
+        try:
+            kind = NoticeKind(value.get("kind"))
+        except ValueError:
+            raise InvalidArgumentError(f"kind {value.get('kind')!r:.80} is no notice", field="kind") from None
+        return cls(
+            kind,
+            check_session_id(value.get("session_id")),
+            check_text_id(value.get("worker"), "worker"),
+            check_text_id(value.get("life"), "life"),
+            check_text_id(value.get("incarnation"), "incarnation"),
+            str(value.get("message", "")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The one request that a session has at a worker, as the state hash holds it.
+
+    `controls` and `reducer_state` are JSON text, not nested JSON, so that the commit script moves them into place
+    byte for byte.
+
+    Args:
+        request_id, kind, fence: of the request.
+        life: the life that the request belongs to (for a reset: the new one is `request_id`).
+        command_id: the command that waits for it, or None.
+        chunk_index: of a tick.
+        event_ids: ids that the tick applies.
+        entries: stream entry ids of those events; the commit deletes exactly these.
+        prompt, controls, reducer_state: what the commit puts in place.
+    """
+
+    request_id: str
+    kind: Kind
+    fence: int
+    life: str
+    command_id: str | None = None
+    chunk_index: int | None = None
+    event_ids: tuple[int, ...] = ()
+    entries: tuple[str, ...] = ()
+    prompt: str | None = None
+    controls: str = "[]"
+    reducer_state: str | None = None
+
+    def to_json(self) -> str:
+        return dumps({name: getattr(self, name) for name in self.__dataclass_fields__})
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> InFlight:
+        value = _mapping(loads(text, "inflight"), "inflight")
+        _only(value, frozenset(cls.__dataclass_fields__), "inflight")
+        value["kind"] = Kind(value["kind"])
+        value["event_ids"] = check_event_ids(value.get("event_ids", []), "event_ids")
+        value["entries"] = tuple(value.get("entries", []))
+        return cls(**value)
