@@ -2,9 +2,7 @@
 # Pass options of the command behind a target with ARGS: make demo ARGS="--chunks 20"
 
 SHELL := /bin/bash
-.SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.ONESHELL:
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -14,42 +12,40 @@ JOBS ?= 2
 
 # The stamp holds the folder that it was made for: a .venv that was moved, copied or has lost its Python is set up anew.
 MADE_FOR := $(shell $(BIN)/python -c 'print(open("$(STAMP)").read(), end="")' 2>/dev/null)
-ifneq ($(MADE_FOR),$(CURDIR))
+ifneq "$(MADE_FOR)" "$(CURDIR)"
 .PHONY: $(STAMP)
 endif
 
 .PHONY: help setup demo test lint format types imports docs-check check bench soak clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | while IFS=$$'\t' read -r target text; do
-		printf '  make %-12s %s\n' "$$target" "$$text"
-	done
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## install everything into .venv
 
-# The stamp is written last, so an interrupted set-up is simply done again.
+# The stamp is written last: a set-up that was interrupted is done again from an empty .venv.
 $(STAMP): pyproject.toml constraints.txt
-	@python=
-	for candidate in $${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.14; do
-		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-			python=$$candidate
-			break
-		fi
-	done
-	if [ -z "$$python" ]; then
-		echo 'worldline needs Python 3.11 or newer, and none was found; name one with: make PYTHON=/path/to/python3' >&2
-		exit 1
-	fi
-	if [ "$$(cat $(STAMP) 2>/dev/null || true)" != '$(CURDIR)' ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then
-		echo "setting up .venv with $$("$$python" --version); once, some minutes: PyTorch is large"
-		"$$python" -m venv --clear .venv || {
-			echo "could not make .venv; on Debian and Ubuntu the package python3-venv is needed" >&2
-			exit 1
-		}
-	fi
-	rm -f $(STAMP)
+	@set -eu -o pipefail; \
+	if [ "$$(cat $(STAMP) 2>/dev/null)" != '$(CURDIR)' ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		python=; \
+		for candidate in $${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.14; do \
+			if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+				python=$$candidate; break; \
+			fi; \
+		done; \
+		if [ -z "$$python" ]; then \
+			echo 'worldline needs Python 3.11 or newer and found none; name one: make PYTHON=/path/to/python3' >&2; \
+			exit 1; \
+		fi; \
+		echo "setting up .venv with $$("$$python" --version); once, some minutes: PyTorch is large"; \
+		"$$python" -m venv --clear .venv || { \
+			echo 'could not make .venv; Debian and Ubuntu need the package python3-venv for it' >&2; \
+			exit 1; \
+		}; \
+	fi; \
+	rm -f $(STAMP); \
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,worker,dev]' \
-		| { grep -v 'already satisfied' || true; }
+		| { grep -v 'already satisfied' || true; }; \
 	printf '%s' '$(CURDIR)' > $(STAMP)
 
 demo: $(STAMP) ## drive a world on an embedded broker; pictures in demo-out/
@@ -60,11 +56,11 @@ test: $(STAMP) ## run the tests
 
 lint: $(STAMP) ## style and likely bugs (ruff)
 	@$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	@$(BIN)/ruff format --check .
 
 format: $(STAMP) ## let ruff repair what it can
 	@$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	@$(BIN)/ruff format .
 
 types: $(STAMP) ## static types (mypy, strict)
 	@$(BIN)/mypy
@@ -78,21 +74,15 @@ docs-check: $(STAMP) ## links, commands and generated pages of the documentation
 check: lint types imports docs-check test ## all of the above
 
 bench: $(STAMP) ## measure; prints one table a benchmark
-	@found=
-	for script in benchmarks/bench_*.py; do
-		[ -e "$$script" ] || continue
-		found=1
-		$(BIN)/python "$$script" $(ARGS)
+	@for script in benchmarks/bench_*.py; do \
+		[ -e "$$script" ] || { echo 'there is no benchmark in benchmarks/'; break; }; \
+		$(BIN)/python "$$script" $(ARGS) || exit; \
 	done
-	[ -n "$$found" ] || echo 'there is no benchmark in benchmarks/'
 
 soak: $(STAMP) ## the tests that run for minutes
-	@$(BIN)/python -m pytest -m soak $(ARGS) || {
-		rc=$$?
-		[ $$rc -eq 5 ] && echo 'no test is marked soak' || exit $$rc
-	}
+	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 clean: ## remove what can be made again; .worldline/ (your sessions) stays
 	@rm -rf .venv build dist demo-out *.egg-info
-	rm -rf .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
