@@ -1,0 +1,184 @@
+"""The state hash of a session, typed. Only scripts write it; everybody may read it.
+
+An absent field is None. What no writer of ours could have written raises CorruptDataError naming the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from contracts.errors import CorruptDataError, WorldlineError
+from contracts.events import ARDiffusionControlInput, controls_from_json, loads, thaw
+from contracts.lifecycle import Status
+from contracts.messages import InFlight
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """One session as the broker holds it.
+
+    Args:
+        chunk_index: index of the next chunk.
+        event_floor: highest applied (or dropped) event id, -1 at first.
+        pace_ms: set while the session runs free.
+        rejected_total: count of rejected entries by reason.
+    """
+
+    session_id: str
+    status: Status
+    epoch: int = 0
+    fence: int = 0
+    life: str = ""
+    chunk_index: int = 0
+    event_floor: int = -1
+    prompt: str | None = None
+    controls: tuple[ARDiffusionControlInput, ...] = ()
+    reducer: str = "latest"
+    reducer_state: Any = None
+    inflight: InFlight | None = None
+    last_request_id: str | None = None
+    model: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    worker: str | None = None
+    worker_incarnation: str | None = None
+    recording: str | None = None
+    max_pending_events: int = 256
+    pace_ms: int | None = None
+    presence_ms: int | None = None
+    idle_ms: int | None = None
+    rejected_total: Mapping[str, int] = field(default_factory=dict)
+    failure_code: str | None = None
+    failure_message: str | None = None
+    cleanup_error: str | None = None
+    close_attempts: int = 0
+    created_at_ms: int | None = None
+    updated_at_ms: int | None = None
+    schema_version: int = 1
+
+    @classmethod
+    def from_hash(cls, session_id: str, raw: Mapping[bytes, bytes]) -> SessionState | None:
+        """None for an empty hash: no such session."""
+        if not raw:
+            return None
+        values: dict[str, Any] = {}
+        for name, read in _READERS.items():
+            text = raw.get(name.encode())
+            if text is not None:
+                values[name] = _read(session_id, name, text, read)
+        if "status" not in values:
+            raise CorruptDataError(f"session {session_id}: the state hash has no status", field="status")
+        return cls(session_id=session_id, **values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable fields, for tools: the hash's fields, typed, and `session_id`."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["controls"] = [control.to_dict() for control in self.controls]
+        values["params"] = thaw(self.params)
+        values["inflight"] = None if self.inflight is None else _inflight_to_dict(self.inflight)
+        return values
+
+    @property
+    def parent_request_id(self) -> str:
+        """Request id of the last committed chunk, or the life at chunk 0."""
+        return self.last_request_id if self.chunk_index > 0 and self.last_request_id else self.life
+
+
+def _inflight_to_dict(record: InFlight) -> dict[str, Any]:
+    values = {item.name: thaw(getattr(record, item.name)) for item in fields(record)}
+    values["controls"] = loads(record.controls, "controls")
+    if record.reducer_state is not None:
+        values["reducer_state"] = loads(record.reducer_state, "reducer_state")
+    return values
+
+
+def _read(session_id: str, name: str, text: bytes, read: Callable[[str], Any]) -> Any:
+    try:
+        return read(text.decode())
+    except (ValueError, TypeError, KeyError, WorldlineError) as error:
+        raise CorruptDataError(f"session {session_id}: state field {name} is corrupt: {error}", field=name) from error
+
+
+def _json(text: str) -> Any:
+    return loads(text, "state")
+
+
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "status": Status,
+    "epoch": int,
+    "fence": int,
+    "life": str,
+    "chunk_index": int,
+    "event_floor": int,
+    "prompt": str,
+    "controls": controls_from_json,
+    "reducer": str,
+    "reducer_state": _json,
+    "inflight": InFlight.from_json,
+    "last_request_id": str,
+    "model": str,
+    "params": _json,
+    "seed": int,
+    "worker": str,
+    "worker_incarnation": str,
+    "recording": str,
+    "max_pending_events": int,
+    "pace_ms": int,
+    "presence_ms": int,
+    "idle_ms": int,
+    "rejected_total": _json,
+    "failure_code": str,
+    "failure_message": str,
+    "cleanup_error": str,
+    "close_attempts": int,
+    "created_at_ms": int,
+    "updated_at_ms": int,
+    "schema_version": int,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedChunk:
+    """One entry of the `chunks` stream, typed; also the result of `next_chunk`.
+
+    Args:
+        queued_ms: from sending the tick to the worker's start on it.
+        executed_ms: in the worker.
+        accepted_to_applied_ms: from the acceptance of the oldest applied event to the commit; None without events.
+        committed_at_ms: broker time.
+    """
+
+    life: str
+    chunk_index: int
+    request_id: str
+    applied_event_ids: tuple[int, ...]
+    payload: str
+    content_type: str
+    sha256: str
+    bytes: int
+    frames: str | None
+    queued_ms: int
+    executed_ms: int
+    accepted_to_applied_ms: int | None
+    committed_at_ms: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer's form; absent values are None."""
+        return {item.name: thaw(getattr(self, item.name)) for item in fields(self)}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> CommittedChunk:
+        names = [item.name for item in fields(cls)]
+        return cls(**{**{name: value.get(name) for name in names}, "applied_event_ids": tuple(value["applied_event_ids"])})
+
+    @classmethod
+    def from_entry(cls, raw: Mapping[bytes, bytes]) -> CommittedChunk:
+        """From the flat fields of the stream entry."""
+        text = {name.decode(): value.decode() for name, value in raw.items()}
+        values: dict[str, Any] = {item.name: text.get(item.name) for item in fields(cls)}
+        for name in ("chunk_index", "bytes", "queued_ms", "executed_ms", "accepted_to_applied_ms", "committed_at_ms"):
+            values[name] = None if values[name] is None else int(values[name])
+        values["applied_event_ids"] = tuple(loads(text["applied_event_ids"], "applied_event_ids"))
+        return cls(**values)
