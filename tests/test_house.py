@@ -19,7 +19,7 @@ FOREIGN = tuple(
     for pieces in (
         ("/wo", "rk/"),
         ("/fa", "rm/"),
-        (".lib", "rary"),
+        ("/.lib", "rary"),
         ("py", "pi.org"),
         ("python", "hosted"),
         ("registry.", "npmjs"),
