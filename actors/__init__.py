@@ -1,0 +1,1 @@
+"""Control plane: sessions, hosts, clients and tools, on asyncio. Never imports torch."""

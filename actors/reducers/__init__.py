@@ -1,0 +1,1 @@
+"""Control reducers: how pending events become the controls of one tick. Found by entry point `worldline.reducers`."""
