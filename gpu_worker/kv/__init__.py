@@ -1,0 +1,1 @@
+"""Paged attention KV of resident sessions: pool, tables, cache, cross-attention, attention, state."""

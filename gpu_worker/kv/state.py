@@ -1,0 +1,193 @@
+"""The KV of one resident session, as a pipeline sees it while it is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from contracts.errors import InvalidArgumentError, KVStateError
+from gpu_worker.kv.block_table import KVRequestAdapter
+from gpu_worker.kv.cache import ARDiffusionKVCache
+from gpu_worker.kv.context import PagedForwardContext
+from gpu_worker.kv.cross_attention import CrossAttentionLayer, LayerKV
+from gpu_worker.kv.layer import LayerKVHandle, layer_handles
+
+
+class ARDiffusionKVState:
+    """Paged self-attention and cross-attention KV of one session.
+
+    One forward over one branch is:
+
+        handles = state.get_kv_caches("main", seq_len=..., commit_current=...)
+        state.prepare_paged_context("main")
+        ... every layer calls handles[layer].write_and_attend(q, k, v) once ...
+        state.commit_paged_context("main")      # only for commit_current=True
+
+    Args:
+        session_id: the world.
+        cache: the worker's pool.
+        adapters: one timeline a configured branch; None begins them.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        cache: ARDiffusionKVCache,
+        adapters: Mapping[str, KVRequestAdapter] | None = None,
+    ) -> None:
+        expected = set(cache.spec.branch_names)
+        if adapters is not None and set(adapters) != expected:
+            raise InvalidArgumentError(
+                f"adapters must match the KV branches {sorted(expected)}, got {sorted(adapters)}",
+                field="adapters",
+            )
+        self.session_id = session_id
+        self._cache = cache
+        self._adapters = dict(cache.begin_session(session_id) if adapters is None else adapters)
+        self._contexts: dict[str, PagedForwardContext] = {}
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session's KV was released."""
+        return self._closed
+
+    def adapter(self, branch: str) -> KVRequestAdapter:
+        """The timeline of a branch; KeyError for an unknown one, KVStateError once closed."""
+        if self._closed:
+            raise KVStateError(f"the KV state of session {self.session_id!r} is closed")
+        if branch not in self._adapters:
+            raise KeyError(f"unknown KV branch {branch!r}, expected one of {sorted(self._adapters)}")
+        return self._adapters[branch]
+
+    # ------------------------------------------------------------------------------------------- self-attention
+
+    def get_kv_caches(
+        self, branch: str, *, seq_len: int | None = None, commit_current: bool = False
+    ) -> list[LayerKVHandle]:
+        """Begins a forward over `branch` and returns one handle a layer. Allocates nothing yet.
+
+        Args:
+            branch: logical branch.
+            seq_len: tokens of the current frames; whole frames.
+            commit_current: whether these frames are to stay.
+
+        Raises:
+            InvalidArgumentError: no seq_len, or more frames to commit than a tick has.
+            AssertionError: seq_len is not frame-aligned.
+            KVStateError: the branch holds pages of a commit that was prepared and never committed.
+        """
+        adapter = self.adapter(branch)
+        if seq_len is None:
+            raise InvalidArgumentError(
+                "get_kv_caches needs seq_len, the tokens of the current frames", field="seq_len"
+            )
+        block_size = self._cache.block_size
+        if seq_len <= 0 or seq_len % block_size:
+            raise AssertionError(
+                f"seq_len must be frame-aligned: {seq_len} is no multiple of {block_size} tokens"
+            )
+        if commit_current and seq_len > self._cache.spec.frames_per_block * block_size:
+            raise InvalidArgumentError(
+                f"seq_len {seq_len} commits more than {self._cache.spec.frames_per_block} frames",
+                field="seq_len",
+            )
+        self._replace_context(
+            branch, PagedForwardContext(self._cache, adapter, seq_len, commit=commit_current)
+        )
+        return layer_handles(self._contexts[branch])
+
+    def _replace_context(self, branch: str, context: PagedForwardContext) -> None:
+        previous = self._contexts.get(branch)
+        if previous is not None:
+            if previous.commit and previous.prepared:
+                raise KVStateError(f"branch {branch!r} allocated pages for a commit that did not happen")
+            previous.retire()
+        self._contexts[branch] = context
+
+    def prepare_paged_context(self, branch: str, *, extra_tokens: int = 0) -> PagedForwardContext:
+        """Assigns pages to the forward that `get_kv_caches` began; the second time does nothing.
+
+        Args:
+            branch: logical branch.
+            extra_tokens: action or register tokens that each layer passes as extra_k and extra_v.
+        """
+        self.adapter(branch)
+        context = self._contexts.get(branch)
+        if context is None:
+            raise KVStateError(f"branch {branch!r} has no forward to prepare: call get_kv_caches first")
+        context.prepare(extra_tokens)
+        return context
+
+    def commit_paged_context(self, branch: str) -> None:
+        """Ends the forward over `branch`. Its frames are committed one by one if it was a prepared commit; a scratch
+        or unprepared forward advances nothing, and without a forward nothing happens."""
+        adapter = self.adapter(branch)
+        context = self._contexts.pop(branch, None)
+        if context is None:
+            return
+        context.retire()
+        if context.commit and context.prepared:
+            for _ in range(context.num_frames):
+                self._cache.commit_chunk(adapter)
+
+    # ------------------------------------------------------------------------------------------- cross-attention
+
+    def populate_cross_attention(self, branch: str, name: str, layer_kv: Iterable[LayerKV]) -> None:
+        """Publishes a named cache from one (k, v) pair a layer, each [1, tokens, heads, head]; all or nothing.
+
+        Values are copied. An error, also one of the iterable, leaves the previous cache in place.
+        """
+        self.adapter(branch)
+        self._cache.cross_attention.populate(self.session_id, branch, name, layer_kv)
+
+    def is_cross_attention_populated(self, branch: str, name: str) -> bool:
+        """Whether a complete cache of that name can be read."""
+        self.adapter(branch)
+        return self._cache.cross_attention.is_populated(self.session_id, branch, name)
+
+    def get_cross_attention_kv(self, branch: str, name: str) -> list[CrossAttentionLayer]:
+        """`{"is_init": True, "k", "v"}` a layer; KVStateError before it was populated."""
+        self.adapter(branch)
+        return self._cache.cross_attention.get(self.session_id, branch, name)
+
+    def clear_cross_attention(self, branch: str | None = None, name: str | None = None) -> None:
+        """Drops cross-attention caches, all or those named. Self-attention pages and positions stay."""
+        self.adapter(next(iter(self._adapters)) if branch is None else branch)
+        self._cache.cross_attention.clear(self.session_id, branch, name)
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def reset(self, *, keep_cross_attention: bool | Collection[str] = False) -> None:
+        """Frees all self-attention pages and starts again at position 0.
+
+        Args:
+            keep_cross_attention: True keeps every cross-attention cache, a collection of names those; the rest go.
+        """
+        for branch in self._adapters:
+            self._cache.reset_request(self.adapter(branch))
+        self._retire_contexts()
+        if keep_cross_attention is True:
+            return
+        kept = (
+            {keep_cross_attention}
+            if isinstance(keep_cross_attention, str)
+            else set(keep_cross_attention or ())
+        )
+        for cache in self._cache.spec.cross_attention:
+            if cache.name not in kept:
+                self._cache.cross_attention.clear(self.session_id, name=cache.name)
+
+    def close(self) -> None:
+        """Frees everything; the second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._retire_contexts()
+        for adapter in self._adapters.values():
+            self._cache.end_request(adapter)
+        self._cache.cross_attention.clear(self.session_id)
+
+    def _retire_contexts(self) -> None:
+        for context in self._contexts.values():
+            context.retire()
+        self._contexts.clear()
