@@ -28,13 +28,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@set -eu -o pipefail; \
 	if [ "$$(cat $(STAMP) 2>/dev/null)" != '$(CURDIR)' ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 		python=; \
-		for candidate in $${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.14; do \
+		for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 			if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 				python=$$candidate; break; \
 			fi; \
 		done; \
 		if [ -z "$$python" ]; then \
-			echo 'worldline needs Python 3.11 or newer and found none; name one: make PYTHON=/path/to/python3' >&2; \
+			echo 'worldline needs Python 3.11 or newer and found none; name one: make setup PYTHON=/path/to/python3' >&2; \
 			exit 1; \
 		fi; \
 		echo "setting up .venv with $$("$$python" --version); once, some minutes: PyTorch is large"; \
