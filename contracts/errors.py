@@ -22,7 +22,8 @@ WorldlineError
  +-- KVStateError (RuntimeError)                kv_state
       +-- PoolExhaustedError                    pool_exhausted
 
-`code` and `retryable` are data: they cross the broker in an answer, and `error_from_dict` raises the same type again.
+`code` and `retryable` are data: they cross the broker in an answer, and `error_from_dict` makes the same type again
+(an InvalidTypeError comes back as InvalidArgumentError, with which it shares its code; a CapacityError is never sent).
 Each class also derives from the builtin that plain Python code would catch.
 """
 
@@ -243,6 +244,11 @@ _BY_CODE: Final[Mapping[str, type[WorldlineError]]] = {
         ChunkMetadataError,
         ReducerError,
         NotResidentError,
+        OwnershipLostError,
+        BrokerError,
+        ConfigurationError,
+        KVStateError,
+        PoolExhaustedError,
     )
 }
 
@@ -252,7 +258,8 @@ def error_from_dict(data: Mapping[str, Any]) -> WorldlineError:
 
     Unknown codes (of a newer peer) become a plain `SessionError` that keeps code and message.
     """
-    code, message, field = str(data.get("code")), str(data.get("message")), data.get("field")
+    code, message = str(data.get("code")), str(data.get("message"))
+    field = data["field"] if isinstance(data.get("field"), str) else None
     cls = _BY_CODE.get(code)
     if cls is not None:
         return cls(message, field=field)

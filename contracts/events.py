@@ -37,7 +37,9 @@ def freeze(value: object, field: str, depth: int = 0) -> Any:
     nesting deeper than 32.
     """
     if depth > MAX_DEPTH:
-        raise InvalidArgumentError(f"{field} is not transport-safe: nested deeper than {MAX_DEPTH}", field=field)
+        raise InvalidArgumentError(
+            f"{field} is not transport-safe: nested deeper than {MAX_DEPTH}", field=field
+        )
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -51,7 +53,9 @@ def freeze(value: object, field: str, depth: int = 0) -> Any:
             raise InvalidArgumentError(f"{field} is not transport-safe: {value} is not finite", field=field)
         return float(value)
     if isinstance(value, Mapping):
-        return MappingProxyType({_key(k, field): freeze(v, f"{field}.{k}", depth + 1) for k, v in value.items()})
+        return MappingProxyType(
+            {_key(k, field): freeze(v, f"{field}.{k:.80}", depth + 1) for k, v in value.items()}
+        )
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return tuple(freeze(item, f"{field}[{i}]", depth + 1) for i, item in enumerate(value))
     raise InvalidArgumentError(f"{field} is not transport-safe: {type(value).__name__}", field=field)
@@ -68,7 +72,9 @@ def thaw(value: Any) -> Any:
 
 def _key(key: object, field: str) -> str:
     if not isinstance(key, str):
-        raise InvalidArgumentError(f"{field} is not transport-safe: key {key!r:.40} is no string", field=field)
+        raise InvalidArgumentError(
+            f"{field} is not transport-safe: key {key!r:.40} is no string", field=field
+        )
     return _plain_text(key, field)
 
 
@@ -85,7 +91,9 @@ def check_prompt(value: object, field: str = "prompt") -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise InvalidArgumentError(f"{field} must be a string or None, got {type(value).__name__}", field=field)
+        raise InvalidArgumentError(
+            f"{field} must be a string or None, got {type(value).__name__}", field=field
+        )
     return _plain_text(value, field)
 
 
@@ -121,7 +129,9 @@ class ARDiffusionControlInput:
             raise InvalidArgumentError(f"{field}: a control must be a mapping", field=field)
         if set(value) != _CONTROL_FIELDS:
             wrong = sorted(map(str, set(value) ^ _CONTROL_FIELDS))
-            raise InvalidArgumentError(f"{field}: a control has track, schema and data; wrong: {wrong}", field=field)
+            raise InvalidArgumentError(
+                f"{field}: a control has track, schema and data; wrong: {wrong}", field=field
+            )
         return cls(value["track"], value["schema"], value["data"])
 
 
@@ -187,7 +197,9 @@ class ARDiffusionSessionEvent:
             raise InvalidArgumentError("an event names each control track at most once", field="controls")
         size = self.size_bytes()
         if size > MAX_EVENT_BYTES:
-            raise InvalidArgumentError(f"the event has {size} bytes, the limit is {MAX_EVENT_BYTES}", field="event")
+            raise InvalidArgumentError(
+                f"the event has {size} bytes, the limit is {MAX_EVENT_BYTES}", field="event"
+            )
 
     def size_bytes(self) -> int:
         """Bytes of the event's fields as the stream carries them."""

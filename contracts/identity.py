@@ -17,7 +17,8 @@ MAX_INTEGER: Final = 2**53 - 1
 """The largest integer that every JSON reader, Lua included, keeps exactly."""
 
 _SESSION_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_EVENT_ID: Final = re.compile(r"0|[1-9][0-9]{0,15}")
+_DIGITS: Final = re.compile(r"0|[1-9][0-9]{0,15}")
+"""Canonical decimal digits of an integer that may be below 2^53."""
 _SLOTS: Final = 16384
 
 RequestKind = Literal["create", "reset", "release"]
@@ -26,29 +27,42 @@ RequestKind = Literal["create", "reset", "release"]
 def check_session_id(value: object, field: str = "session_id") -> str:
     """`value` if it is a legal session id, else InvalidArgumentError."""
     if not isinstance(value, str) or _SESSION_ID.fullmatch(value) is None:
-        raise InvalidArgumentError(f"{field} must match [A-Za-z0-9._:-]{{1,128}}, got {value!r:.80}", field=field)
+        raise InvalidArgumentError(
+            f"{field} must match [A-Za-z0-9._:-]{{1,128}}, got {value!r:.80}", field=field
+        )
     return value
 
 
 def check_text_id(value: object, field: str) -> str:
     """`value` if it is a string that is not blank, else InvalidArgumentError."""
     if not isinstance(value, str) or not value.strip():
-        raise InvalidArgumentError(f"{field} must be a string that is not blank, got {value!r:.80}", field=field)
+        raise InvalidArgumentError(
+            f"{field} must be a string that is not blank, got {value!r:.80}", field=field
+        )
     return value
 
 
 def check_index(value: object, field: str) -> int:
     """`value` if it is an int in [0, 2^53), no bool, else InvalidArgumentError."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_INTEGER:
-        raise InvalidArgumentError(f"{field} must be an integer from 0 to 2^53 - 1, got {value!r:.80}", field=field)
+        raise InvalidArgumentError(
+            f"{field} must be an integer from 0 to 2^53 - 1, got {value!r:.80}", field=field
+        )
     return value
 
 
 def parse_event_id(text: str) -> int:
     """The event id of a stream entry: canonical decimal digits only, so "07", "+7" and "7.0" are refused."""
-    if _EVENT_ID.fullmatch(text) is None:
-        raise InvalidArgumentError(f"event_id must be a whole number >= 0, got {text!r:.80}", field="event_id")
-    return check_index(int(text), "event_id")
+    return parse_index(text, "event_id")
+
+
+def parse_index(text: str, field: str) -> int:
+    """An integer in [0, 2^53) from its canonical digits, the form that flat fields carry."""
+    if _DIGITS.fullmatch(text) is None:
+        raise InvalidArgumentError(
+            f"{field} must be a whole number from 0 to 2^53 - 1, got {text!r:.80}", field=field
+        )
+    return check_index(int(text), field)
 
 
 def new_request_id(session_id: str, position: int | RequestKind) -> str:

@@ -8,19 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
 from contracts.errors import InvalidArgumentError, WorldlineError, error_from_dict
 from contracts.events import MAX_EVENT_BYTES, check_prompt, freeze, loads, thaw
-from contracts.identity import check_index, check_session_id, check_text_id, new_command_id
+from contracts.identity import check_index, check_session_id, check_text_id, new_command_id, parse_index
 from contracts.tick import ARDiffusionTickRequest, check_event_ids
 
 DEFAULT_MAX_PENDING_EVENTS: Final = 256
 MAX_PENDING_EVENTS: Final = 10_000
 DEFAULT_RECORDING: Final = "last 1000"
 DEFAULT_REDUCER: Final = "latest"
+
+
+_Name = TypeVar("_Name", bound=StrEnum)
 
 
 class Op(StrEnum):
@@ -53,8 +56,27 @@ def _only(value: Mapping[str, Any], allowed: frozenset[str], what: str) -> None:
         raise InvalidArgumentError(f"{what} has no field {unknown[0]!r:.80}", field=unknown[0][:80])
 
 
+def _named(kinds: type[_Name], value: object, name: str) -> _Name:
+    try:
+        return kinds(value)  # type: ignore[arg-type]
+    except ValueError:
+        known = ", ".join(kinds)
+        raise InvalidArgumentError(f"{name} {value!r:.80} is none of: {known}", field=name) from None
+
+
+def _flat(fields: Mapping[bytes, bytes], what: str) -> dict[str, str]:
+    try:
+        return {name.decode(): value.decode() for name, value in fields.items()}
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{what} is not valid UTF-8: {error}", field=what) from None
+
+
 def _optional_index(value: Mapping[str, Any], name: str) -> int | None:
     return None if value.get(name) is None else check_index(value[name], name)
+
+
+def _optional_id(value: Mapping[str, Any], name: str) -> str | None:
+    return None if value.get(name) is None else check_text_id(value[name], name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +110,16 @@ class CreateArgs:
     def __post_init__(self) -> None:
         check_text_id(self.model, "model")
         check_text_id(self.reducer, "reducer")
-        check_prompt(self.prompt)
+        if len((check_prompt(self.prompt) or "").encode()) > MAX_EVENT_BYTES:
+            raise InvalidArgumentError(f"prompt exceeds {MAX_EVENT_BYTES} bytes", field="prompt")
         for name in ("seed", "pace_ms", "presence_ms", "idle_ms"):
             if getattr(self, name) is not None:
                 check_index(getattr(self, name), name)
         limit = check_index(self.max_pending_events, "max_pending_events")
         if not 0 < limit <= MAX_PENDING_EVENTS:
             raise InvalidArgumentError(
-                f"max_pending_events must be 1 to {MAX_PENDING_EVENTS}, got {limit}", field="max_pending_events"
+                f"max_pending_events must be 1 to {MAX_PENDING_EVENTS}, got {limit}",
+                field="max_pending_events",
             )
         if not isinstance(self.params, Mapping):
             raise InvalidArgumentError("params must be an object", field="params")
@@ -159,13 +183,17 @@ class Command:
         if self.op is Op.RUN:
             _optional_index(self.args, "pace_ms")
         for name in ("life", "reason"):
-            if self.args.get(name) is not None:
-                check_text_id(self.args[name], name)
+            _optional_id(self.args, name)
 
     def to_json(self) -> str:
         """The inbox entry's `command` field."""
         return dumps(
-            {"op": self.op, "session_id": self.session_id, "command_id": self.command_id, "args": dict(self.args)}
+            {
+                "op": self.op,
+                "session_id": self.session_id,
+                "command_id": self.command_id,
+                "args": dict(self.args),
+            }
         )
 
     @classmethod
@@ -173,12 +201,10 @@ class Command:
         """Strict; an InvalidArgumentError names the field."""
         value = _mapping(loads(text, "command"), "command")
         _only(value, frozenset({"op", "session_id", "command_id", "args"}), "command")
-        try:
-            op = Op(value.get("op"))
-        except ValueError:
-            raise InvalidArgumentError(f"op {value.get('op')!r:.80} is none of {list(Op)}", field="op") from None
-        args = value.get("args")
-        return cls(op, value.get("session_id"), value.get("command_id"), {} if args is None else _mapping(args, "args"))  # type: ignore[arg-type]
+        op = _named(Op, value.get("op"), "op")
+        args = {} if value.get("args") is None else _mapping(value["args"], "args")
+        command_id = check_text_id(value.get("command_id"), "command_id")
+        return cls(op, check_session_id(value.get("session_id")), command_id, args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,26 +300,37 @@ class WorkerRequest:
     @classmethod
     def from_entry(cls, fields: Mapping[bytes, bytes]) -> WorkerRequest:
         """Strict reader; an InvalidArgumentError names the field."""
-        text = {name.decode(): value.decode() for name, value in fields.items()}
+        text = _flat(fields, "worker request")
+        _only(text, REQUEST_FIELDS, "worker request")
         try:
-            kind = Kind(text["kind"])
-            tick = ARDiffusionTickRequest.from_dict(loads(text["tick"], "tick")) if kind is Kind.TICK else None
+            kind = _named(Kind, text["kind"], "kind")
+            tick = (
+                ARDiffusionTickRequest.from_dict(loads(text["tick"], "tick")) if kind is Kind.TICK else None
+            )
             return cls(
                 kind=kind,
                 session_id=check_session_id(tick.session_id if tick else text["session_id"]),
                 request_id=check_text_id(text["request_id"], "request_id"),
                 life=check_text_id(text["life"], "life"),
-                parent_request_id=text["parent_request_id"],
-                fence=check_index(int(text["fence"]), "fence"),
+                parent_request_id=check_text_id(text["parent_request_id"], "parent_request_id"),
+                fence=parse_index(text["fence"], "fence"),
                 reply_to=check_text_id(text["reply_to"], "reply_to"),
-                model=text["model"],
+                model=check_text_id(text["model"], "model"),
                 params=_mapping(loads(text["params"], "params"), "params"),
-                seed=int(text["seed"]) if "seed" in text else None,
+                seed=parse_index(text["seed"], "seed") if "seed" in text else None,
                 tick=tick,
-                expires_at_ms=int(text["expires_at_ms"]) if "expires_at_ms" in text else None,
+                expires_at_ms=parse_index(text["expires_at_ms"], "expires_at_ms")
+                if "expires_at_ms" in text
+                else None,
             )
         except KeyError as error:
-            raise InvalidArgumentError(f"worker request lacks {error.args[0]}", field=str(error.args[0])) from None
+            raise InvalidArgumentError(
+                f"worker request lacks {error.args[0]}", field=str(error.args[0])
+            ) from None
+
+
+REQUEST_FIELDS: Final = frozenset(WorkerRequest.__dataclass_fields__)
+"""Fields that an entry of a request stream may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +365,7 @@ class ChunkOutput:
                 content_type=check_text_id(value.get("content_type"), "content_type"),
                 sha256=check_text_id(value.get("sha256"), "sha256"),
                 bytes=check_index(value.get("bytes"), "bytes"),
-                frames=None if value.get("frames") is None else check_text_id(value["frames"], "frames"),
+                frames=_optional_id(value, "frames"),
             )
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"output: {error}", field=error.field) from None
@@ -414,12 +451,8 @@ class Notice:
     def from_json(cls, text: bytes | str) -> Notice:
         value = _mapping(loads(text, "notice"), "notice")
         _only(value, frozenset(cls.__dataclass_fields__), "notice")
-        try:
-            kind = NoticeKind(value.get("kind"))
-        except ValueError:
-            raise InvalidArgumentError(f"kind {value.get('kind')!r:.80} is no notice", field="kind") from None
         return cls(
-            kind,
+            _named(NoticeKind, value.get("kind"), "kind"),
             check_session_id(value.get("session_id")),
             check_text_id(value.get("worker"), "worker"),
             check_text_id(value.get("life"), "life"),
@@ -464,7 +497,19 @@ class InFlight:
     def from_json(cls, text: bytes | str) -> InFlight:
         value = _mapping(loads(text, "inflight"), "inflight")
         _only(value, frozenset(cls.__dataclass_fields__), "inflight")
-        value["kind"] = Kind(value["kind"])
-        value["event_ids"] = check_event_ids(value.get("event_ids", []), "event_ids")
-        value["entries"] = tuple(value.get("entries", []))
-        return cls(**value)
+        entries = value.get("entries", [])
+        if not isinstance(entries, list):
+            raise InvalidArgumentError("entries must be a list", field="entries")
+        return cls(
+            request_id=check_text_id(value.get("request_id"), "request_id"),
+            kind=_named(Kind, value.get("kind"), "kind"),
+            fence=check_index(value.get("fence"), "fence"),
+            life=check_text_id(value.get("life"), "life"),
+            command_id=_optional_id(value, "command_id"),
+            chunk_index=_optional_index(value, "chunk_index"),
+            event_ids=check_event_ids(value.get("event_ids", []), "event_ids"),
+            entries=tuple(check_text_id(entry, "entries") for entry in entries),
+            prompt=check_prompt(value.get("prompt")),
+            controls=check_text_id(value.get("controls", "[]"), "controls"),
+            reducer_state=_optional_id(value, "reducer_state"),
+        )

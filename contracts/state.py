@@ -9,10 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from contracts.errors import CorruptDataError, WorldlineError
+from contracts.errors import CorruptDataError, InvalidArgumentError, WorldlineError
 from contracts.events import ARDiffusionControlInput, controls_from_json, loads, thaw
+from contracts.identity import check_index, check_text_id, parse_index
 from contracts.lifecycle import Status
 from contracts.messages import InFlight
+from contracts.tick import check_event_ids
+
+Flat = Mapping[bytes, bytes]
+"""A hash, or the fields of a stream entry, as the broker answers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class SessionState:
     schema_version: int = 1
 
     @classmethod
-    def from_hash(cls, session_id: str, raw: Mapping[bytes, bytes]) -> SessionState | None:
+    def from_hash(cls, session_id: str, raw: Flat) -> SessionState | None:
         """None for an empty hash: no such session."""
         if not raw:
             return None
@@ -67,7 +72,7 @@ class SessionState:
         for name, read in _READERS.items():
             text = raw.get(name.encode())
             if text is not None:
-                values[name] = _read(session_id, name, text, read)
+                values[name] = _read_field(f"session {session_id}: state", name, text, read)
         if "status" not in values:
             raise CorruptDataError(f"session {session_id}: the state hash has no status", field="status")
         return cls(session_id=session_id, **values)
@@ -94,24 +99,43 @@ def _inflight_to_dict(record: InFlight) -> dict[str, Any]:
     return values
 
 
-def _read(session_id: str, name: str, text: bytes, read: Callable[[str], Any]) -> Any:
+def _read_field(where: str, name: str, text: bytes, read: Callable[[str], Any]) -> Any:
     try:
         return read(text.decode())
     except (ValueError, TypeError, KeyError, WorldlineError) as error:
-        raise CorruptDataError(f"session {session_id}: state field {name} is corrupt: {error}", field=name) from error
+        raise CorruptDataError(f"{where} field {name} is corrupt: {error}", field=name) from error
 
 
 def _json(text: str) -> Any:
     return loads(text, "state")
 
 
+def _object(text: str) -> dict[str, Any]:
+    value = _json(text)
+    if not isinstance(value, dict):
+        raise InvalidArgumentError("not an object", field="state")
+    return value
+
+
+def _counts(text: str) -> dict[str, int]:
+    return {reason: check_index(count, reason) for reason, count in _object(text).items()}
+
+
+def _count(text: str) -> int:
+    return parse_index(text, "state")
+
+
+def _floor(text: str) -> int:
+    return -1 if text == "-1" else _count(text)
+
+
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "status": Status,
-    "epoch": int,
-    "fence": int,
+    "epoch": _count,
+    "fence": _count,
     "life": str,
-    "chunk_index": int,
-    "event_floor": int,
+    "chunk_index": _count,
+    "event_floor": _floor,
     "prompt": str,
     "controls": controls_from_json,
     "reducer": str,
@@ -119,23 +143,23 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "inflight": InFlight.from_json,
     "last_request_id": str,
     "model": str,
-    "params": _json,
-    "seed": int,
+    "params": _object,
+    "seed": _count,
     "worker": str,
     "worker_incarnation": str,
     "recording": str,
-    "max_pending_events": int,
-    "pace_ms": int,
-    "presence_ms": int,
-    "idle_ms": int,
-    "rejected_total": _json,
+    "max_pending_events": _count,
+    "pace_ms": _count,
+    "presence_ms": _count,
+    "idle_ms": _count,
+    "rejected_total": _counts,
     "failure_code": str,
     "failure_message": str,
     "cleanup_error": str,
-    "close_attempts": int,
-    "created_at_ms": int,
-    "updated_at_ms": int,
-    "schema_version": int,
+    "close_attempts": _count,
+    "created_at_ms": _count,
+    "updated_at_ms": _count,
+    "schema_version": _count,
 }
 
 
@@ -170,15 +194,51 @@ class CommittedChunk:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> CommittedChunk:
-        names = [item.name for item in fields(cls)]
-        return cls(**{**{name: value.get(name) for name in names}, "applied_event_ids": tuple(value["applied_event_ids"])})
+        """From the answer's form; CorruptDataError names the field at fault, unknown ones are left out."""
+        try:
+            return cls(**{name: check(value.get(name), name) for name, check in _CHUNK_CHECKS.items()})
+        except InvalidArgumentError as error:
+            raise CorruptDataError(f"no committed chunk: {error}", field=error.field) from error
 
     @classmethod
-    def from_entry(cls, raw: Mapping[bytes, bytes]) -> CommittedChunk:
-        """From the flat fields of the stream entry."""
-        text = {name.decode(): value.decode() for name, value in raw.items()}
-        values: dict[str, Any] = {item.name: text.get(item.name) for item in fields(cls)}
-        for name in ("chunk_index", "bytes", "queued_ms", "executed_ms", "accepted_to_applied_ms", "committed_at_ms"):
-            values[name] = None if values[name] is None else int(values[name])
-        values["applied_event_ids"] = tuple(loads(text["applied_event_ids"], "applied_event_ids"))
-        return cls(**values)
+    def from_entry(cls, raw: Flat) -> CommittedChunk:
+        """From the flat fields of the stream entry; CorruptDataError names the field at fault."""
+        values: dict[str, Any] = {}
+        for name, check in _CHUNK_CHECKS.items():
+            text = raw.get(name.encode())
+            if text is not None:
+                read = _CHUNK_READERS.get(check, str)
+                values[name] = _read_field("chunks entry", name, text, read)
+        return cls.from_dict(values)
+
+
+def _optional_index(value: object, field: str) -> int | None:
+    return None if value is None else check_index(value, field)
+
+
+def _optional_text(value: object, field: str) -> str | None:
+    return None if value is None else check_text_id(value, field)
+
+
+_CHUNK_CHECKS: Final[Mapping[str, Callable[[object, str], Any]]] = {
+    "life": check_text_id,
+    "chunk_index": check_index,
+    "request_id": check_text_id,
+    "applied_event_ids": check_event_ids,
+    "payload": check_text_id,
+    "content_type": check_text_id,
+    "sha256": check_text_id,
+    "bytes": check_index,
+    "frames": _optional_text,
+    "queued_ms": check_index,
+    "executed_ms": check_index,
+    "accepted_to_applied_ms": _optional_index,
+    "committed_at_ms": check_index,
+}
+
+_CHUNK_READERS: Final[Mapping[Callable[[object, str], Any], Callable[[str], Any]]] = {
+    check_index: _count,
+    _optional_index: _count,
+    check_event_ids: _json,
+}
+"""How the flat text of a field that is no string is read before it is checked."""

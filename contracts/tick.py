@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from contracts.errors import ChunkMetadataError, InvalidArgumentError
@@ -31,8 +32,10 @@ def check_event_ids(value: object, field: str = "applied_event_ids") -> tuple[in
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
         raise InvalidArgumentError(f"{field} must be a sequence of event ids", field=field)
     ids = tuple(check_index(item, field) for item in value)
-    if any(later <= earlier for earlier, later in zip(ids, ids[1:], strict=False)):
-        raise InvalidArgumentError(f"{field} must be unique and strictly increasing, got {ids}", field=field)
+    if any(later <= earlier for earlier, later in pairwise(ids)):
+        raise InvalidArgumentError(
+            f"{field} must be unique and strictly increasing, got {ids!s:.200}", field=field
+        )
     return ids
 
 
