@@ -269,3 +269,8 @@ def error_from_dict(data: Mapping[str, Any]) -> WorldlineError:
     error.code = code
     error.retryable = bool(data.get("retryable", False))
     return error
+
+
+def answer_codes() -> tuple[str, ...]:
+    """Every code that has a class or names a failure, sorted."""
+    return tuple(sorted(FAILURE_CODES | set(_BY_CODE)))

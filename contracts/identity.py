@@ -16,9 +16,12 @@ from contracts.errors import InvalidArgumentError
 MAX_INTEGER: Final = 2**53 - 1
 """The largest integer that every JSON reader, Lua included, keeps exactly."""
 
-_SESSION_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_DIGITS: Final = re.compile(r"0|[1-9][0-9]{0,15}")
+SESSION_ID_PATTERN: Final = "[A-Za-z0-9._:-]{1,128}"
+DIGITS_PATTERN: Final = "(0|[1-9][0-9]{0,15})"
 """Canonical decimal digits of an integer that may be below 2^53."""
+
+_SESSION_ID: Final = re.compile(SESSION_ID_PATTERN)
+_DIGITS: Final = re.compile(DIGITS_PATTERN)
 _SLOTS: Final = 16384
 
 RequestKind = Literal["create", "reset", "release"]
@@ -27,9 +30,7 @@ RequestKind = Literal["create", "reset", "release"]
 def check_session_id(value: object, field: str = "session_id") -> str:
     """`value` if it is a legal session id, else InvalidArgumentError."""
     if not isinstance(value, str) or _SESSION_ID.fullmatch(value) is None:
-        raise InvalidArgumentError(
-            f"{field} must match [A-Za-z0-9._:-]{{1,128}}, got {value!r:.80}", field=field
-        )
+        raise InvalidArgumentError(f"{field} must match {SESSION_ID_PATTERN}, got {value!r:.80}", field=field)
     return value
 
 

@@ -5,6 +5,7 @@ Each has one plain form (JSON, or the flat fields of a stream entry) and a stric
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,12 +15,23 @@ import orjson
 
 from contracts.errors import InvalidArgumentError, WorldlineError, error_from_dict
 from contracts.events import MAX_EVENT_BYTES, check_prompt, freeze, loads, thaw
-from contracts.identity import check_index, check_session_id, check_text_id, new_command_id, parse_index
+from contracts.identity import (
+    DIGITS_PATTERN,
+    check_index,
+    check_session_id,
+    check_text_id,
+    new_command_id,
+    parse_index,
+)
 from contracts.tick import ARDiffusionTickRequest, check_event_ids
 
 DEFAULT_MAX_PENDING_EVENTS: Final = 256
 MAX_PENDING_EVENTS: Final = 10_000
 DEFAULT_RECORDING: Final = "last 1000"
+RECORDING_PATTERN: Final = f"(off|all|last {DIGITS_PATTERN})"
+MAX_COMMAND_ID: Final = 200
+"""Characters of a command id."""
+
 DEFAULT_REDUCER: Final = "latest"
 
 
@@ -147,13 +159,11 @@ _CREATE_FIELDS: Final = frozenset(CreateArgs.__dataclass_fields__)
 
 def recording_limit(recording: object) -> int | None:
     """How many committed ticks are kept: 0 for "off", None for "all", N for "last N"."""
-    if recording == "off":
-        return 0
+    if not isinstance(recording, str) or re.fullmatch(RECORDING_PATTERN, recording) is None:
+        raise InvalidArgumentError('recording must be "off", "all" or "last N"', field="recording")
     if recording == "all":
         return None
-    if isinstance(recording, str) and recording.startswith("last ") and recording[5:].isdecimal():
-        return check_index(int(recording[5:]), "recording")
-    raise InvalidArgumentError('recording must be "off", "all" or "last N"', field="recording")
+    return 0 if recording == "off" else parse_index(recording.removeprefix("last "), "recording")
 
 
 _ARGS: Final[Mapping[Op, frozenset[str]]] = {
@@ -175,8 +185,10 @@ class Command:
 
     def __post_init__(self) -> None:
         check_session_id(self.session_id)
-        if len(check_text_id(self.command_id, "command_id")) > 200:
-            raise InvalidArgumentError("command_id has more than 200 characters", field="command_id")
+        if len(check_text_id(self.command_id, "command_id")) > MAX_COMMAND_ID:
+            raise InvalidArgumentError(
+                f"command_id has more than {MAX_COMMAND_ID} characters", field="command_id"
+            )
         _only(_mapping(self.args, "args"), _ARGS.get(self.op, frozenset()), self.op)
         if self.op is Op.CREATE:
             CreateArgs.from_dict(self.args)
