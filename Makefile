@@ -10,13 +10,16 @@ STAMP := .venv/.ready
 ARGS ?=
 JOBS ?= 2
 
+# Modules that write files from the code; with --check they only compare.
+GENERATORS := contracts.make_docs contracts.make_schemas
+
 # The stamp holds the folder that it was made for: a .venv that was moved, copied or has lost its Python is set up anew.
 MADE_FOR := $(shell $(BIN)/python -c 'print(open("$(STAMP)").read(), end="")' 2>/dev/null)
 ifneq "$(MADE_FOR)" "$(CURDIR)"
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup demo test lint format types imports docs-check check bench soak clean
+.PHONY: help setup demo test lint format types imports docs-check generate check bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -69,7 +72,11 @@ imports: $(STAMP) ## who may import whom (import-linter)
 	@$(BIN)/lint-imports
 
 docs-check: $(STAMP) ## links, commands and generated pages of the documentation
+	@for generator in $(GENERATORS); do $(BIN)/python -m $$generator --check || exit; done
 	@$(BIN)/python -m pytest -q tests/docs
+
+generate: $(STAMP) ## write the pages and schemas that are made from the code
+	@for generator in $(GENERATORS); do $(BIN)/python -m $$generator || exit; done
 
 check: lint types imports docs-check test ## all of the above
 
