@@ -1,0 +1,94 @@
+"""Settings of the GPU worker. Environment variables are read here and in `contracts/config.py`, nowhere else here."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from contracts.config import Milliseconds, SharedSettings
+from contracts.errors import ConfigurationError
+from contracts.payloads import check_payload_base
+
+SCRATCH_VARIABLE: Final = "AR_DIFFUSION_KV_SCRATCH_BLOCKS_PER_BRANCH"
+"""The published name of the one setting without our prefix."""
+
+_WORKER_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+_DTYPES: Final = ("float32", "float16", "bfloat16")
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(value: object) -> object:
+    """Bytes from a number, or from text such as "141GB" (powers of 1000) or "80GiB" (powers of 1024)."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError('memory is a number of bytes, or one with a unit such as "141GB" or "80GiB"')
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+
+
+class WorkerSettings(SharedSettings):
+    """What a GPU worker needs beyond what all share.
+
+    Args:
+        worker_id: its name, and that of its request stream; one live process a name.
+        model: entry point name of the pipeline.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one.
+        dtype: element type of weights and KV.
+        device_memory: bytes to plan with; None asks the device. "141GB" and "80GiB" are understood.
+        gpu_memory_fraction: share of it for sessions, in (0, 1]; None leaves it to the model.
+        session_capacity: resident sessions wanted; None leaves it to the model.
+        payload_url: where chunks are stored: `redis:`, or an fsspec URL.
+        reconcile_ms: how often residents and reservations are compared with the sessions' state.
+        scratch_blocks_per_branch: lower bound of scratch pages; None for the derived number.
+    """
+
+    worker_id: str = "gpu-0"
+    model: Annotated[str, Field(min_length=1)] = "reference"
+    device: str = "auto"
+    dtype: str = "float32"
+    device_memory: Annotated[int | None, BeforeValidator(parse_bytes), Field(gt=0)] = None
+    gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
+    session_capacity: Annotated[int | None, Field(gt=0)] = None
+    payload_url: str = "redis:"
+    reconcile_ms: Milliseconds = 30_000
+    scratch_blocks_per_branch: Annotated[int | None, Field(ge=0, validation_alias=SCRATCH_VARIABLE)] = None
+
+    @field_validator("worker_id")
+    @classmethod
+    def _legal_id(cls, value: str) -> str:
+        if _WORKER_ID.fullmatch(value) is None:
+            raise ValueError("a worker id has 1 to 64 letters, digits, '.', '_' or '-'")
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if _DEVICE.fullmatch(value) is None:
+            raise ValueError("device is auto, cpu, cuda or cuda:N")
+        return value
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, value: str) -> str:
+        if value not in _DTYPES:
+            raise ValueError(f"dtype is one of {', '.join(_DTYPES)}")
+        return value
+
+    @field_validator("payload_url")
+    @classmethod
+    def _known_store(cls, value: str) -> str:
+        try:
+            return check_payload_base(value)
+        except ConfigurationError as error:
+            raise ValueError(error.message) from None
+
+    @property
+    def name_ttl_ms(self) -> int:
+        """How long the worker's name and info outlive its last heartbeat."""
+        return 5 * self.heartbeat_ms
