@@ -53,12 +53,15 @@ class ColourFieldDecoder:
         def draw(*shape: int, gain: float) -> torch.Tensor:
             return (torch.randn(shape, generator=generator) * gain).to(device)
 
+        texture = CHANNELS - GEOMETRY_CHANNELS
         self._spread = spread_matrix(_COLOUR_SIDE).to(device)
-        self._place = draw(_HIDDEN, GEOMETRY_CHANNELS, gain=1.3)
-        self._texture = draw(_HIDDEN, CHANNELS - GEOMETRY_CHANNELS, gain=0.45)
-        self._phase = draw(_HIDDEN, gain=math.pi)
-        self._mix = draw(_HIDDEN, _HIDDEN, gain=1.6 / math.sqrt(_HIDDEN))
-        self._colour = draw(3, _HIDDEN, gain=2.2 / math.sqrt(_HIDDEN))
+        self._place = draw(_HIDDEN, GEOMETRY_CHANNELS, gain=1.4)
+        self._texture = draw(_HIDDEN, texture, gain=0.35)
+        self._phase = draw(_HIDDEN, 1, gain=math.pi)
+        self._mix = draw(_HIDDEN, _HIDDEN, gain=1.2 / math.sqrt(_HIDDEN))
+        self._shade = draw(2, _HIDDEN, gain=1 / math.sqrt(_HIDDEN))
+        self._mood = draw(2, texture, gain=1.2 / math.sqrt(texture))
+        self._primaries = torch.tensor([0.0, 0.11, 0.22], device=device).view(1, 3, 1)
 
     def __call__(self, latents: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
         """Pixel frames of one chunk.
@@ -77,15 +80,19 @@ class ColourFieldDecoder:
             0, 1
         )
         field = self._spread @ between @ self._spread.T  # [pixel frames, C, side, side]
-        colours = self._colour_of(field)
+        colours = self._colour_of(field.flatten(2)).unflatten(2, (_COLOUR_SIDE, _COLOUR_SIDE))
         pixels = F.interpolate(colours, size=(PIXEL_SIDE, PIXEL_SIDE), mode="bilinear", align_corners=False)
         return (pixels * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
     def _colour_of(self, field: torch.Tensor) -> torch.Tensor:
-        """[frames, C, h, w] -> colours in [0, 1], [frames, 3, h, w]."""
-        shape = (field.shape[0], -1, *field.shape[2:])
-        x = field.flatten(2)
-        place, texture = x[:, :GEOMETRY_CHANNELS], x[:, GEOMETRY_CHANNELS:]
-        hidden = torch.sin(self._place @ place + self._texture @ texture + self._phase.unsqueeze(1))
-        hidden = torch.sin(self._mix @ hidden + self._phase.flip(0).unsqueeze(1))
-        return torch.sigmoid(self._colour @ hidden).view(shape)
+        """[frames, C, pixels] -> colours in [0, 1], [frames, 3, pixels]."""
+        place, texture = field[:, :GEOMETRY_CHANNELS], field[:, GEOMETRY_CHANNELS:]
+        hidden = torch.sin(self._place @ place + self._texture @ texture + self._phase)
+        hidden = torch.sin(self._mix @ hidden + self._phase.flip(0))
+        hue, light = (self._shade @ hidden).unsqueeze(2).unbind(1)  # [frames, 1, pixels] each
+        # The texture's mean over the picture sets the mood: where on the colour circle, and how much of it is used.
+        turn, spread = (self._mood @ texture.mean(2, keepdim=True)).unsqueeze(2).unbind(1)
+        angle = turn + 0.35 * hue + self._primaries * (1.1 + 0.5 * spread.tanh())
+        sky = 0.12 * place[:, 1:2].tanh()  # the world is lighter above
+        brightness = 0.68 + 0.22 * light.tanh() + sky
+        return (brightness * (1 + 0.55 * torch.cos(2 * math.pi * angle)) * 0.72).clamp(0, 1)

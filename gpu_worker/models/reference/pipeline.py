@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from gpu_worker.capability import WARMUP_SESSION_ID, ARDiffusionRequest, Diffusi
 from gpu_worker.kv.state import ARDiffusionKVState
 from gpu_worker.models.reference.camera import CameraPose, held_keys, motion_of, patch_points
 from gpu_worker.models.reference.decoder import ColourFieldDecoder
-from gpu_worker.models.reference.sampler import sample_chunk
+from gpu_worker.models.reference.sampler import Denoise, sample_chunk
 from gpu_worker.models.reference.spec import (
     BRANCH,
     FRAMES,
@@ -129,7 +128,7 @@ class ReferencePipeline:
         self._use_prompt(kv, world, tick.prompt)
         # 3. Latents, and with them the chunk's KV.
         motion = torch.tensor(motions, device=self._device)
-        latents = sample_chunk(partial(self._denoise, kv, points, motion), generator)
+        latents = sample_chunk(self._denoiser(kv, points, motion), generator)
         # 4. Pictures.
         frames = self._decoder(latents, world.last_frame)
         # 5. Nothing failed, so the world moves on.
@@ -169,29 +168,25 @@ class ReferencePipeline:
         text = self._text(prompt).to(device=self._device, dtype=self._transformer.dtype)
         kv.populate_cross_attention(BRANCH, TEXT, self._transformer.text_kv(text))
 
-    def _denoise(
-        self,
-        kv: ARDiffusionKVState,
-        points: torch.Tensor,
-        motion: torch.Tensor,
-        latents: torch.Tensor,
-        timestep: float,
-        commit: bool,
-    ) -> torch.Tensor:
-        """One pass of the transformer over the session's past; see `sampler.Denoise`."""
-        handles = kv.get_kv_caches(BRANCH, seq_len=FRAMES * TOKENS_PER_FRAME, commit_current=commit)
-        context = kv.prepare_paged_context(BRANCH)
-        clean = self._transformer(
-            latents,
-            timestep,
-            points,
-            motion,
-            start_frame=context.start_frame,
-            kv=handles,
-            text=kv.get_cross_attention_kv(BRANCH, TEXT),
-        )
-        kv.commit_paged_context(BRANCH)  # advances after the pass that commits, and only then
-        return clean
+    def _denoiser(self, kv: ARDiffusionKVState, points: torch.Tensor, motion: torch.Tensor) -> Denoise:
+        """Passes of the transformer over the session's past, for the sampler."""
+
+        def denoise(latents: torch.Tensor, timestep: float, commit: bool) -> torch.Tensor:
+            handles = kv.get_kv_caches(BRANCH, seq_len=FRAMES * TOKENS_PER_FRAME, commit_current=commit)
+            context = kv.prepare_paged_context(BRANCH)
+            clean: torch.Tensor = self._transformer(
+                latents,
+                timestep,
+                points,
+                motion,
+                start_frame=context.start_frame,
+                kv=handles,
+                text=kv.get_cross_attention_kv(BRANCH, TEXT),
+            )
+            kv.commit_paged_context(BRANCH)  # advances after the pass that commits, and only then
+            return clean
+
+        return denoise
 
 
 def _walk(pose: CameraPose, motions: list[tuple[float, float, float, float]]) -> list[CameraPose]:

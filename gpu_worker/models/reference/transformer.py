@@ -120,7 +120,7 @@ class Block(nn.Module):
         attended = kv.write_and_attend(q, k, _heads(self.v(n)))
         x = x + (1 + gate_a) * self.o(attended.flatten(-2))
 
-        x = x + self.cross(F.layer_norm(x, (DIM,)), text)
+        x = x + 2 * self.cross(F.layer_norm(x, (DIM,)), text)  # the text sets the tone
 
         n = F.layer_norm(x, (DIM,)) * (1 + scale_f) + shift_f
         return x + (1 + gate_f) * self.down(F.gelu(self.up(n), approximate="tanh"))
@@ -190,7 +190,7 @@ class ReferenceTransformer(nn.Module):
         texture = _to_tokens(latents[0, GEOMETRY_CHANNELS:]).to(dtype)
         x = 0.5 * self.texture_in(texture) + self.points_in(_point_features(points).to(dtype))
         step = sinusoid(torch.tensor([timestep], device=latents.device), DIM).to(dtype)
-        condition = F.silu(0.5 * self.time(step) + self.motion(motion.to(dtype)))  # [F, D]
+        condition = F.silu(0.5 * self.time(step) + 0.3 * self.motion(motion.to(dtype)))  # [F, D]
         rotary = rotary_table(start_frame, frames, latents.device)
         x = x.unsqueeze(0)
         for block, handle, words in zip(self._blocks(), kv, text, strict=True):
