@@ -1,0 +1,45 @@
+"""Reading a stream behind a cursor, in one typed shape."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from contracts.broker import Client, map_exceptions
+
+Entry = tuple[bytes, dict[bytes, bytes]]
+
+BEGINNING: Final = b"0-0"
+PAGE: Final = 100
+
+
+async def newest_id(client: Client, key: str) -> bytes:
+    """The id of the last entry, or BEGINNING for a stream that is empty or does not exist."""
+    with map_exceptions(key):
+        newest: Any = await client.xrevrange(key, count=1)
+    return newest[0][0] if newest else BEGINNING
+
+
+async def read_after(client: Client, key: str, cursor: bytes, *, block_ms: int) -> list[Entry]:
+    """Up to PAGE entries behind `cursor`; waits for the first up to `block_ms`, so `client` is one for blocking reads."""
+    with map_exceptions(key):
+        reply: Any = await client.xread({key: cursor}, count=PAGE, block=block_ms)
+    return reply[0][1] if reply else []
+
+
+class CancelGuard:
+    """Notices a cancellation that a read or write swallowed.
+
+    The client library sends through `asyncio.wait_for`, which on Python 3.11 loses a cancellation that arrives in the
+    moment of its success. A loop of reads would then go on for ever.
+    """
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        # Clean-up in a task that was cancelled earlier may call us too: only what comes from now on counts.
+        self._before = 0 if self._task is None else self._task.cancelling()
+
+    def check(self) -> None:
+        """Raises CancelledError if this task was cancelled since."""
+        if self._task is not None and self._task.cancelling() > self._before:
+            raise asyncio.CancelledError
