@@ -36,10 +36,6 @@ def freeze(value: object, field: str, depth: int = 0) -> Any:
     other types, keys that are no strings, floats that are not finite, integers beyond 2^53, lone surrogates, and
     nesting deeper than 32.
     """
-    if depth > MAX_DEPTH:
-        raise InvalidArgumentError(
-            f"{field} is not transport-safe: nested deeper than {MAX_DEPTH}", field=field
-        )
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -53,12 +49,22 @@ def freeze(value: object, field: str, depth: int = 0) -> Any:
             raise InvalidArgumentError(f"{field} is not transport-safe: {value} is not finite", field=field)
         return float(value)
     if isinstance(value, Mapping):
+        inside = _deeper(depth, field)
         return MappingProxyType(
-            {_key(k, field): freeze(v, f"{field}.{k:.80}", depth + 1) for k, v in value.items()}
+            {_key(k, field): freeze(v, f"{field}.{k:.80}", inside) for k, v in value.items()}
         )
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return tuple(freeze(item, f"{field}[{i}]", depth + 1) for i, item in enumerate(value))
+        inside = _deeper(depth, field)
+        return tuple(freeze(item, f"{field}[{i}]", inside) for i, item in enumerate(value))
     raise InvalidArgumentError(f"{field} is not transport-safe: {type(value).__name__}", field=field)
+
+
+def _deeper(depth: int, field: str) -> int:
+    if depth == MAX_DEPTH:
+        raise InvalidArgumentError(
+            f"{field} is not transport-safe: nested deeper than {MAX_DEPTH}", field=field
+        )
+    return depth + 1
 
 
 def thaw(value: Any) -> Any:
