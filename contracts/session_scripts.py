@@ -144,7 +144,7 @@ class SessionScripts(ScriptRunner):
         """Writes a new session's state: CREATED, ANSWERED or EXISTS."""
         k = self.keys.session(session_id)
         keys = [k.state, k.events, k.ids, k.chunks, k.ticks, k.rejected, k.answers, k.answered, k.history]
-        args = [epoch, command_id, answer, self.limits.answers, self.limits.history, self.by, *_flat(fields)]
+        args: list[Argument] = [epoch, command_id, answer, self.limits.answers, self.limits.history, self.by, *_flat(fields)]
         return Outcome((await self._owned("create", keys, args))[0])
 
     async def begin_tick(
@@ -174,7 +174,7 @@ class SessionScripts(ScriptRunner):
         """
         k = self.keys.session(state.session_id)
         keys = [k.state, k.events, k.ids, k.chunks, k.ticks, k.answers, k.answered]
-        accepted = "" if accepted_ms is None else accepted_ms
+        accepted: Argument = "" if accepted_ms is None else accepted_ms
         args: list[Argument] = [state.epoch, chunk["request_id"], incarnation, accepted, answer_head, self.limits.answers]
         args += [self.limits.chunks, -1 if ticks_kept is None else ticks_kept, cursor, self.limits.batch, *_flat(chunk)]
         reply = await self._owned("commit", keys, args)

@@ -1,0 +1,368 @@
+"""The session actor: what arrives for one session, handled one thing at a time.
+
+Nothing here waits for a worker. A command puts a request in flight and returns; the reply is another arrival. So an
+actor that has just adopted a session stands where the one before it stood, and an idle session costs no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from actors.closing import Closing
+from actors.creation import Creation
+from actors.placement import monotonic_ms
+from actors.reset import Reset
+from actors.session_core import Finish, Resync, SessionCore
+from actors.tick_consumer import TickConsumer
+from actors.worker_news import WorkerNews
+from contracts.errors import (
+    BrokerError,
+    CommandPoisonedError,
+    OwnershipLostError,
+    SessionNotFoundError,
+    SessionStateError,
+    WorldlineError,
+)
+from contracts.lifecycle import Status
+from contracts.messages import Command, Kind, Notice, Op, WorkerReply, dumps
+from contracts.session_scripts import Outcome
+
+POISON_ATTEMPTS: Final = 3
+_DOUBTS: Final = 5
+_BACKOFF_S: Final = 0.2
+
+Step = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandItem:
+    """A command and the inbox entry that carried it; `found` if a claim of the partition found it unfinished."""
+
+    entry_id: str
+    command: Command
+    found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewsItem:
+    """A reply or a notice, and the inbox entry that carried it."""
+
+    entry_id: str
+    news: WorkerReply | Notice
+
+
+class Owner(Protocol):
+    """What an actor asks of the partition that holds it."""
+
+    caught_up: bool
+    recovery: asyncio.Lock
+
+    def done(self, entry_id: str) -> None:
+        """The entry's outcome is durable."""
+        ...
+
+    def idle(self, session_id: str) -> None:
+        """Nothing of this session is left to do, nor to remember."""
+        ...
+
+    def lost(self) -> None:
+        """Somebody else owns the partition."""
+        ...
+
+    async def attempt(self, entry_id: str) -> int:
+        """Counts that a claim found the entry; returns how often."""
+        ...
+
+
+class InternalError(WorldlineError):
+    """Raised to a client when the host itself has a defect; the log has the rest."""
+
+    code = "internal_error"
+
+
+class SessionActor:
+    """Runs the operations of one session.
+
+    Args:
+        make_core: builds the session's core, given what to call when a command's answer is durable.
+        owner: the partition.
+    """
+
+    def __init__(self, make_core: Callable[[Finish], SessionCore], owner: Owner) -> None:
+        self.core = make_core(self._finish)
+        self.owner = owner
+        self._ticks = TickConsumer(self.core)
+        self._creation = Creation(self.core)
+        self._reset = Reset(self.core)
+        self._closing = Closing(self.core)
+        self._worker_news = WorkerNews(self.core, self._reset, self._closing)
+        self._commands: deque[CommandItem] = deque()
+        self._news: deque[NewsItem] = deque()
+        self._open: dict[str, list[CommandItem]] = {}
+        self._stale = True
+        self._resend = False
+        self._doubts = self._refusals = 0
+        self._sent_at_ms = 0.0
+        self._next_tick_ms = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    # -- arrivals -----------------------------------------------------------------------------------------------------
+
+    def deliver(self, item: CommandItem | NewsItem) -> None:
+        """Queues what arrived."""
+        if isinstance(item, CommandItem):
+            self._commands.append(item)
+        else:
+            self._news.append(item)
+        self.kick()
+
+    def kick(self) -> None:
+        """Looks whether there is something to do."""
+        if self._task is None and not self._stopped:
+            self._task = asyncio.get_running_loop().create_task(self._drain())
+
+    async def stop(self) -> None:
+        """Ends after the step in hand; what is unfinished stays in the inbox."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None and self._task is not asyncio.current_task():
+            await asyncio.wait([self._task], timeout=2 * _BACKOFF_S + 2)
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        try:
+            while not self._stopped and (step := self._next_step()) is not None:
+                await self._guarded(step)
+        finally:
+            self._task = None
+        if not self._stopped and self._forgettable():
+            self.owner.idle(self.core.session_id)
+
+    def _next_step(self) -> Step | None:
+        if self._stale:
+            return self._adopt
+        if self._news:
+            return self._take_news
+        state = self.core.state
+        flying = state.inflight if state else None
+        if flying is not None and self.owner.caught_up and self._resend_due():
+            return self._send_again
+        if self.core.busy:
+            return None
+        if self._commands:
+            return self._take_command
+        if self.owner.caught_up and self._tick_due():
+            return self._free_run
+        return None
+
+    def _resend_due(self) -> bool:
+        wait_ms = self._sent_at_ms + self.core.services.resend_after_ms - monotonic_ms()
+        if self._resend or wait_ms <= 0:
+            return True
+        self._wake_in(wait_ms)
+        return False
+
+    def _tick_due(self) -> bool:
+        state = self.core.state
+        if state is None or state.status is not Status.ACTIVE or state.pace_ms is None:
+            return False
+        wait_ms = self._next_tick_ms - monotonic_ms()
+        if wait_ms <= 0:
+            return True
+        self._wake_in(wait_ms)
+        return False
+
+    def _wake_in(self, wait_ms: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self.kick)
+
+    async def _guarded(self, step: Step) -> None:
+        """Runs a step. After any doubt about what the broker holds, the state is read again before the next one."""
+        try:
+            await step()
+        except Resync:
+            self._doubts += 1
+            await asyncio.sleep(_BACKOFF_S if self._doubts > _DOUBTS else 0)
+        except OwnershipLostError as error:
+            # Once may mean that the session expired; refused again right after reading it, the partition is lost.
+            self.core.log.warning("write refused", error=str(error))
+            self._refusals += 1
+            if self._refusals > 1:
+                self._stopped = True
+                self.owner.lost()
+        except BrokerError as error:
+            self.core.log.warning("broker does not answer", error=str(error))
+            await asyncio.sleep(_BACKOFF_S)
+        except Exception as error:
+            self.core.log.exception("step failed", step=step.__name__)
+            await self._defect(step, error)
+        else:
+            if step != self._adopt:
+                self._doubts = self._refusals = 0
+            return
+        self._stale = True
+
+    async def _defect(self, step: Step, error: Exception) -> None:
+        """What raised must not be met again and again: its item is answered or dropped."""
+        refusal = error if isinstance(error, WorldlineError) else InternalError(f"{type(error).__name__}: {error}")
+        if step == self._adopt:  # for instance a corrupt state: nobody can be served until it is repaired
+            for item in self._commands:
+                self._open.setdefault(item.command.command_id, []).append(item)
+            self._commands.clear()
+            self._stopped = True
+            self.owner.idle(self.core.session_id)
+        if step in (self._take_news, self._adopt):
+            while self._news:
+                self.owner.done(self._news.popleft().entry_id)
+        for command_id in list(self._open) if step in (self._take_command, self._adopt) else ():
+            await self._refuse(command_id, refusal)
+        await asyncio.sleep(_BACKOFF_S)
+
+    async def _refuse(self, command_id: str, refusal: WorldlineError) -> None:
+        try:
+            await self.core.answer(command_id, refusal)
+        except WorldlineError:
+            self.core.log.exception("a command can't be answered", command_id=command_id)
+            self._finish(command_id)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    async def _adopt(self) -> None:
+        await self.core.adopt()
+        self._stale = False
+        self._closing.forget_joined()
+        state = self.core.state
+        self._resend = state is not None and state.inflight is not None
+        self._sent_at_ms = monotonic_ms()
+        in_flight = state.inflight.command_id if state and state.inflight else None
+        for command_id in [known for known in self._open if known != in_flight]:
+            self._commands.extendleft(reversed(self._open.pop(command_id)))
+
+    async def _take_command(self) -> None:
+        item = self._commands.popleft()
+        command = item.command
+        self._open.setdefault(command.command_id, []).append(item)
+        async with self.owner.recovery if item.found else nullcontext():
+            try:
+                if item.found and await self.owner.attempt(item.entry_id) >= POISON_ATTEMPTS:
+                    raise CommandPoisonedError(f"command {command.command_id} was found unfinished by three owners")
+                await self._handle(item)
+            except (OwnershipLostError, BrokerError):
+                raise
+            except WorldlineError as error:
+                await self.core.answer(command.command_id, error)
+        self._sent_at_ms = monotonic_ms()
+
+    async def _handle(self, item: CommandItem) -> None:
+        command, core = item.command, self.core
+        state = core.state
+        if command.op is Op.CREATE:
+            await self._creation.run(command, item.entry_id)
+            return
+        if state is None:
+            raise SessionNotFoundError(f"session {core.session_id} does not exist", field="session_id")
+        flying = state.inflight
+        if flying is not None and flying.command_id == command.command_id:
+            return  # found again by a new owner: its answer comes with the reply
+        match command.op:
+            case Op.NEXT_CHUNK:
+                await self._begin_tick(command.command_id)
+            case Op.RESET:
+                await self._reset.begin(command.command_id)
+            case Op.CLOSE | Op.DISCONNECT:
+                reason = command.args.get("reason") or str(command.op)
+                await self._closing.begin(command.command_id, life=command.args.get("life"), reason=reason)
+            case Op.RUN | Op.PAUSE:
+                await self._set_pace(command)
+            case Op.SWEEP:
+                await core.read_to_tail()
+                await core.answer(command.command_id, {"pending": len(core.queue.pending)})
+
+    async def _begin_tick(self, command_id: str | None) -> None:
+        self._next_tick_ms = monotonic_ms() + ((self.core.state.pace_ms or 0) if self.core.state else 0)
+        await self._ticks.begin(command_id)
+        self._sent_at_ms = monotonic_ms()
+
+    async def _free_run(self) -> None:
+        await self._begin_tick(None)
+
+    async def _set_pace(self, command: Command) -> None:
+        core, state = self.core, self.core.held
+        if state.status is not Status.ACTIVE:
+            status = state.status.lower()
+            raise SessionStateError(f"session {core.session_id} is {status}, {command.op} needs active", field="status")
+        pace_ms = command.args.get("pace_ms") or 0 if command.op is Op.RUN else None
+        answer = {"pace_ms": pace_ms}
+        if pace_ms is not None:
+            await core.services.partitions.set_live(core.partition, core.epoch, core.session_id, True)
+        outcome = await core.services.scripts.set_pace(
+            state, command.command_id, pace_ms, dumps({"command_id": command.command_id, "ok": True, "result": answer})
+        )
+        if outcome is Outcome.STATUS:
+            raise Resync
+        await core.reload()
+        self._next_tick_ms = 0.0
+        await core.update_live()
+        core.finish(command.command_id)
+
+    async def _take_news(self) -> None:
+        item = self._news[0]
+        if isinstance(item.news, WorkerReply):
+            await self._take_reply(item.news)
+        else:
+            self._resend |= await self._worker_news.notice(item.news)
+        self._news.popleft()
+        self.owner.done(item.entry_id)
+
+    async def _take_reply(self, reply: WorkerReply) -> None:
+        """A reply counts only if request id and fence equal those in flight."""
+        state = self.core.state
+        record = state.inflight if state else None
+        if state is None or record is None or (reply.request_id, reply.fence) != (record.request_id, record.fence):
+            self.core.log.debug("reply ignored", request_id=reply.request_id, fence=reply.fence)
+            return
+        if record.kind is Kind.TICK:
+            await self._ticks.finish(record, reply)
+        elif record.kind is Kind.RESET:
+            await self._reset.finish(record, reply)
+        elif state.status is Status.CLOSING:
+            await self._closing.finish(record, reply)
+        else:
+            await self._worker_news.released(record)
+
+    async def _send_again(self) -> None:
+        core, state = self.core, self.core.held
+        if state.inflight is None or state.worker is None:
+            raise Resync
+        self._resend = False
+        self._sent_at_ms = monotonic_ms()
+        if await core.services.placement.is_gone(state.worker):
+            self._resend = await self._worker_news.lost(state, f"worker {state.worker} is gone")
+            return
+        record = replace(state.inflight, fence=state.fence + 1)
+        extra = {"tick": self._ticks.rebuild(record)} if record.kind is Kind.TICK else {}
+        outcome = await core.services.scripts.resend(state, record, core.request(record, **extra), state.worker)
+        if outcome is not Outcome.SENT:
+            raise Resync
+        core.put_in_flight(record)
+
+    # -- book-keeping -------------------------------------------------------------------------------------------------
+
+    def _finish(self, command_id: str) -> None:
+        for item in self._open.pop(command_id, ()):
+            self.owner.done(item.entry_id)
+
+    def _forgettable(self) -> bool:
+        state = self.core.state
+        over = state is None or state.status is Status.CLOSED
+        return over and not (self._commands or self._news or self._open)

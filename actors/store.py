@@ -1,0 +1,87 @@
+"""What the host reads from the broker, and the indexes that it keeps beside the state.
+
+Indexes lie on other cluster slots than the state: a session is added to the new one before its state is written and
+taken from the old one after, so that a crash leaves an entry too many, never one too few. Readers verify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from contracts.broker import Client, map_exceptions
+from contracts.keys import Keys
+from contracts.lifecycle import Status
+from contracts.session_scripts import Entry, parse_entries
+from contracts.state import SessionState
+
+
+class SessionStore:
+    """Reads of one session, and the indexes over all.
+
+    Args:
+        client: the command client.
+        batch: stream entries read at once.
+    """
+
+    def __init__(self, client: Client, keys: Keys, *, batch: int = 512) -> None:
+        self.client = client
+        self.keys = keys
+        self.batch = batch
+
+    async def load(self, session_id: str) -> SessionState | None:
+        """The state hash, typed; None without a session. CorruptDataError names the field at fault."""
+        key = self.keys.session(session_id).state
+        with map_exceptions(key):
+            raw: Any = await self.client.hgetall(key)
+        return SessionState.from_hash(session_id, raw)
+
+    async def read_events(self, session_id: str, after: str) -> tuple[Entry, ...]:
+        """The next entries of the events stream, at most `batch`."""
+        key = self.keys.session(session_id).events
+        with map_exceptions(key):
+            reply: Any = await self.client.xrange(key, min=f"({after}", max="+", count=self.batch)
+        return parse_entries(reply)
+
+    async def known_ids(self, session_id: str, event_ids: Iterable[int]) -> set[int]:
+        """Those of `event_ids` that were accepted before and are still remembered."""
+        wanted = list(event_ids)
+        if not wanted:
+            return set()
+        key = self.keys.session(session_id).ids
+        with map_exceptions(key):
+            scores = await self.client.zmscore(key, [str(event_id) for event_id in wanted])
+        return {event_id for event_id, score in zip(wanted, scores, strict=True) if score is not None}
+
+    async def was_answered(self, session_id: str, command_id: str) -> bool:
+        """Whether a command has its answer already."""
+        key = self.keys.session(session_id).answered
+        with map_exceptions(key):
+            return bool(await self.client.hexists(key, command_id))
+
+    async def now_ms(self) -> int:
+        """The broker's clock."""
+        with map_exceptions("TIME"):
+            seconds, micros = await self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def enter(self, session_id: str, status: Status) -> None:
+        """Before a transition: the session joins the index of its new status (CLOSING: the tombstones as well)."""
+        now = await self.now_ms()
+        with map_exceptions("sessions index"):
+            if status is Status.CLOSING:
+                await self.client.zadd(self.keys.tombstones, {session_id: now})
+            await self.client.zadd(self.keys.index(status), {session_id: now})
+
+    async def leave(self, session_id: str, old: Status | None, new: Status) -> None:
+        """After a transition: it leaves the index of the old status (CLOSED: the tombstones as well)."""
+        with map_exceptions("sessions index"):
+            if old is not None and old is not new:
+                await self.client.zrem(self.keys.index(old), session_id)
+            if new is Status.CLOSED:
+                await self.client.zrem(self.keys.tombstones, session_id)
+
+    async def retry_due(self, session_id: str, due_ms: int) -> None:
+        """When the next close of a tombstone is due (broker time)."""
+        with map_exceptions("tombstones"):
+            await self.client.zadd(self.keys.tombstones, {session_id: due_ms})
