@@ -1,0 +1,105 @@
+"""A session host inside the test's own loop, and commands sent to it as any client would: plain `XADD` and `XREAD`."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis.asyncio
+
+from actors.config import HostSettings
+from actors.host import Host
+from contracts.identity import partition_of
+
+
+@asynccontextmanager
+async def running_host(url: str, **settings: Any) -> AsyncIterator[Host]:
+    """A host that owns all partitions; handed over at the end."""
+    host = Host(HostSettings(REDIS_URL=url, **{"block_ms": 300, **settings}))  # type: ignore[call-arg]
+    await host.prepare()
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(host.run(stop, on_ready=ready.set))
+    await asyncio.wait_for(ready.wait(), 10)
+    try:
+        yield host
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 20)
+
+
+class Caller:
+    """Sends commands to one session and reads their answers."""
+
+    def __init__(self, client: redis.asyncio.Redis, session_id: str = "world-1") -> None:
+        self.client = client
+        self.session_id = session_id
+        self.base = f"wl:{{{session_id}}}"
+
+    async def send(self, op: str, command_id: str | None = None, **args: Any) -> str:
+        """Adds a command to the inbox; returns its id."""
+        command_id = command_id or secrets.token_hex(8)
+        body = {"op": op, "session_id": self.session_id, "command_id": command_id, "args": args}
+        inbox = f"wl:{{p{partition_of(self.session_id, 8)}}}:inbox"
+        await self.client.xadd(inbox, {"command": json.dumps(body)})
+        return command_id
+
+    async def answer_to(self, command_id: str, timeout_s: float = 10) -> dict[str, Any]:
+        """Waits for the answer of a command."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                for answer in await self.answers():
+                    if answer["command_id"] == command_id:
+                        return answer
+                await asyncio.sleep(0.005)
+
+    async def answers(self) -> list[dict[str, Any]]:
+        """All answers so far."""
+        entries = await self.client.xrange(f"{self.base}:answers")
+        return [json.loads(fields[b"answer"]) for _, fields in entries]
+
+    async def call(self, op: str, **args: Any) -> dict[str, Any]:
+        """Sends a command and returns its whole answer."""
+        return await self.answer_to(await self.send(op, **args))
+
+    async def ok(self, op: str, **args: Any) -> dict[str, Any]:
+        """Sends a command that must succeed; returns its result."""
+        answer = await self.call(op, **args)
+        assert answer["ok"], answer
+        return answer["result"]
+
+    async def refused(self, op: str, **args: Any) -> dict[str, Any]:
+        """Sends a command that must fail; returns its error."""
+        answer = await self.call(op, **args)
+        assert not answer["ok"], answer
+        return answer["error"]
+
+    async def event(self, event_id: Any, **fields: Any) -> None:
+        """A bare event, as a producer in any language adds it."""
+        body = {"event_id": event_id} | {k: v if isinstance(v, str | bytes) else json.dumps(v) for k, v in fields.items()}
+        await self.client.xadd(f"{self.base}:events", body, nomkstream=True)
+
+    async def state(self) -> dict[str, str]:
+        """The state hash."""
+        raw = await self.client.hgetall(f"{self.base}:state")
+        return {name.decode(): value.decode() for name, value in raw.items()}
+
+    async def rejected(self) -> list[dict[str, str]]:
+        """The `rejected` stream."""
+        entries = await self.client.xrange(f"{self.base}:rejected")
+        return [{k.decode(): v.decode(errors="replace") for k, v in fields.items()} for _, fields in entries]
+
+    async def chunks(self) -> list[dict[str, str]]:
+        """The `chunks` stream."""
+        entries = await self.client.xrange(f"{self.base}:chunks")
+        return [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in entries]
+
+    async def until(self, status: str, timeout_s: float = 10) -> dict[str, str]:
+        """Waits for a status with nothing in flight."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                state = await self.state()
+                if state.get("status") == status and "inflight" not in state:
+                    return state
+                await asyncio.sleep(0.005)
