@@ -122,7 +122,8 @@ class CreateArgs:
     def __post_init__(self) -> None:
         check_text_id(self.model, "model")
         check_text_id(self.reducer, "reducer")
-        if len((check_prompt(self.prompt) or "").encode()) > MAX_EVENT_BYTES:
+        prompt = check_prompt(self.prompt)
+        if prompt is not None and len(prompt.encode()) > MAX_EVENT_BYTES:
             raise InvalidArgumentError(f"prompt exceeds {MAX_EVENT_BYTES} bytes", field="prompt")
         for name in ("seed", "pace_ms", "presence_ms", "idle_ms"):
             if getattr(self, name) is not None:

@@ -44,7 +44,7 @@ def test_no_state_is_a_dead_end() -> None:
 
 
 def test_the_named_sets_agree_with_the_table() -> None:
-    assert LIVE == {state for state in Status if destination(Trigger.RESET_SUCCEEDED, state)}
+    assert {state for state in Status if destination(Trigger.RESET_SUCCEEDED, state)} == LIVE
     assert TERMINAL == {Status.CLOSED} == {INITIAL}
 
 
