@@ -26,7 +26,13 @@ CONNECT_TIMEOUT_S: Final = 1.0
 COMMAND_TIMEOUT_S: Final = 5.0
 BLOCK_MARGIN_S: Final = 2.0
 
-_SHAPE_OPTIONS: Final = ("protocol", "decode_responses", "socket_timeout", "retry_on_timeout", "max_connections")
+_SHAPE_OPTIONS: Final = (
+    "protocol",
+    "decode_responses",
+    "socket_timeout",
+    "retry_on_timeout",
+    "max_connections",
+)
 
 
 class BrokerFullError(BrokerError):

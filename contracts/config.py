@@ -19,11 +19,22 @@ from contracts.keys import Keys
 ENV_PREFIX: Final = "WORLDLINE_"
 DEFAULT_REDIS_URL: Final = "redis://127.0.0.1:6379/0"
 
-HOST_NAMES: Final = frozenset({"HOST_ID", "OVERCOMMIT", "PARTITIONS", "JOBS_URL", "CLOSED_RETENTION_MS", "RECONCILE_MS"})
+HOST_NAMES: Final = frozenset(
+    {"HOST_ID", "OVERCOMMIT", "PARTITIONS", "JOBS_URL", "CLOSED_RETENTION_MS", "RECONCILE_MS"}
+)
 """Variables that only `actors/config.py` reads, without their prefix."""
 
 WORKER_NAMES: Final = frozenset(
-    {"WORKER_ID", "MODEL", "DEVICE", "DTYPE", "DEVICE_MEMORY", "GPU_MEMORY_FRACTION", "SESSION_CAPACITY", "PAYLOAD_URL"}
+    {
+        "WORKER_ID",
+        "MODEL",
+        "DEVICE",
+        "DTYPE",
+        "DEVICE_MEMORY",
+        "GPU_MEMORY_FRACTION",
+        "SESSION_CAPACITY",
+        "PAYLOAD_URL",
+    }
 )
 """Variables that only `gpu_worker/config.py` reads, without their prefix."""
 
@@ -36,7 +47,9 @@ class SharedSettings(BaseSettings):
     `REDIS_URL` has no prefix, everything else is `WORLDLINE_<NAME>`.
     """
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, populate_by_name=True
+    )
 
     redis_url: SecretStr = Field(default=SecretStr(DEFAULT_REDIS_URL), validation_alias="REDIS_URL")
     prefix: str = "wl"

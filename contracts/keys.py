@@ -129,7 +129,9 @@ class Keys:
 
     def __post_init__(self) -> None:
         if not self.prefix or not all(c.isascii() and (c.isalnum() or c in "_-.") for c in self.prefix):
-            raise ConfigurationError(f"prefix {self.prefix!r} may hold letters, digits, _, -, . only", field="prefix")
+            raise ConfigurationError(
+                f"prefix {self.prefix!r} may hold letters, digits, _, -, . only", field="prefix"
+            )
 
     def session(self, session_id: str) -> SessionKeys:
         return SessionKeys(f"{self.prefix}:{{{session_id}}}")

@@ -83,21 +83,31 @@ class Scripts(ScriptRunner):
         """
         check_session_id(session_id)
         if not isinstance(event, ARDiffusionSessionEvent):
-            raise InvalidTypeError(f"an event is an ARDiffusionSessionEvent, got {type(event).__name__}", field="event")
+            raise InvalidTypeError(
+                f"an event is an ARDiffusionSessionEvent, got {type(event).__name__}", field="event"
+            )
         keys = self.keys.session(session_id)
         fields = [part for pair in event.to_entry().items() for part in pair]
-        outcome, *values = await self.run("accept_event", (keys.state, keys.events, keys.ids), (event.event_id, *fields))
+        outcome, *values = await self.run(
+            "accept_event", (keys.state, keys.events, keys.ids), (event.event_id, *fields)
+        )
         match outcome:
             case "ACCEPTED" | "DUPLICATE":
-                return ARDiffusionEventReceipt(session_id, event.event_id, AcceptStatus(outcome), int(values[0]))
+                return ARDiffusionEventReceipt(
+                    session_id, event.event_id, AcceptStatus(outcome), int(values[0])
+                )
             case "STALE":
                 raise EventStaleError(
                     f"event {event.event_id} is stale: the event floor is {int(values[0])}", field="event_id"
                 )
             case "QUEUE_FULL":
-                raise EventQueueFullError(f"the event queue is full ({int(values[0])} pending)", field="event")
+                raise EventQueueFullError(
+                    f"the event queue is full ({int(values[0])} pending)", field="event"
+                )
             case "NOT_ACTIVE":
                 status = values[0].decode()
-                raise SessionStateError(f"session {session_id} is {status.lower()}, events need active", field="status")
+                raise SessionStateError(
+                    f"session {session_id} is {status.lower()}, events need active", field="status"
+                )
             case _:
                 raise SessionNotFoundError(f"session {session_id} does not exist", field="session_id")
