@@ -104,6 +104,7 @@ class ARDiffusionModelRunner:
         self._cache: ARDiffusionKVCache | None = None
         self.timings_ms: deque[float] = deque(maxlen=_TIMINGS_KEPT)
         self.on_evict: Callable[[str], None] | None = None
+        """Told the session id that made room; an error of it fails the request that needed the room."""
         self._warms_up = self.config.warmup_cudagraph and not options.enforce_eager
         self._sessions = ResidentSessions()
 

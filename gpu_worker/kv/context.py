@@ -176,7 +176,11 @@ class PagedForwardContext:
         metadata = self.metadata
         k_pages, v_pages = self.cache.k_pages[layer], self.cache.v_pages[layer]
         heads, head_size = k_pages.shape[2:]
-        check_tokens("q", q, q.shape[1] if q.dim() == 4 else self.seq_len, q.shape[-2], head_size)
+        if q.dim() != 4 or q.shape[0] != 1 or q.shape[3] != head_size:
+            raise KVStateError(
+                f"q must have shape (1, queries, heads, {head_size}) in this forward, got {tuple(q.shape)}",
+                field="q",
+            )
         for name, pages, values in (("k", k_pages, k), ("v", v_pages, v)):
             check_tokens(name, values, self.seq_len, heads, head_size)
             write_tokens(pages, metadata.slot_mapping, values[0])

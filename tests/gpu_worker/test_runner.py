@@ -371,6 +371,19 @@ def test_a_failing_close_hook_does_not_stop_an_eviction(
     runner.check_integrity()
 
 
+def test_a_failing_evict_callback_fails_the_request_that_needed_the_room(
+    runner: ARDiffusionModelRunner, pipeline: RecordingPipeline
+) -> None:
+    run(runner, "a")
+    run(runner, "b")
+    runner.on_evict = lambda _session_id: boom()
+    with pytest.raises(BoomError):
+        run(runner, "c")
+    assert runner.session_ids == ("b",)
+    runner.check_integrity()
+    assert run(runner, "c").error is None
+
+
 # ---------------------------------------------------------------------------------------------------- failures
 
 

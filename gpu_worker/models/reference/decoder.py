@@ -55,8 +55,9 @@ class ColourFieldDecoder:
 
         texture = CHANNELS - GEOMETRY_CHANNELS
         self._spread = spread_matrix(_COLOUR_SIDE).to(device)
-        self._place = draw(_HIDDEN, GEOMETRY_CHANNELS, gain=1.4)
-        self._texture = draw(_HIDDEN, texture, gain=0.35)
+        self._field = torch.cat(
+            (draw(_HIDDEN, GEOMETRY_CHANNELS, gain=1.4), draw(_HIDDEN, texture, gain=0.35)), dim=1
+        )
         self._phase = draw(_HIDDEN, 1, gain=math.pi)
         self._mix = draw(_HIDDEN, _HIDDEN, gain=1.2 / math.sqrt(_HIDDEN))
         self._shade = draw(2, _HIDDEN, gain=1 / math.sqrt(_HIDDEN))
@@ -86,13 +87,13 @@ class ColourFieldDecoder:
 
     def _colour_of(self, field: torch.Tensor) -> torch.Tensor:
         """[frames, C, pixels] -> colours in [0, 1], [frames, 3, pixels]."""
-        place, texture = field[:, :GEOMETRY_CHANNELS], field[:, GEOMETRY_CHANNELS:]
-        hidden = torch.sin(self._place @ place + self._texture @ texture + self._phase)
-        hidden = torch.sin(self._mix @ hidden + self._phase.flip(0))
-        hue, light = (self._shade @ hidden).unsqueeze(2).unbind(1)  # [frames, 1, pixels] each
+        hidden = torch.matmul(self._field, field).add_(self._phase).sin_()
+        hidden = torch.matmul(self._mix, hidden).add_(self._phase.flip(0)).sin_()
+        hue, light = torch.matmul(self._shade, hidden).unsqueeze(2).unbind(1)  # [frames, 1, pixels] each
         # The texture's mean over the picture sets the mood: where on the colour circle, and how much of it is used.
-        turn, spread = (self._mood @ texture.mean(2, keepdim=True)).unsqueeze(2).unbind(1)
+        mean = field[:, GEOMETRY_CHANNELS:].mean(2, keepdim=True)
+        turn, spread = (self._mood @ mean).unsqueeze(2).unbind(1)
         angle = turn + 0.35 * hue + self._primaries * (1.1 + 0.5 * spread.tanh())
-        sky = 0.12 * place[:, 1:2].tanh()  # the world is lighter above
+        sky = 0.12 * field[:, 1:2].tanh()  # the world is lighter above
         brightness = 0.68 + 0.22 * light.tanh() + sky
-        return (brightness * (1 + 0.55 * torch.cos(2 * math.pi * angle)) * 0.72).clamp(0, 1)
+        return angle.mul_(2 * math.pi).cos_().mul_(0.4).add_(0.72).mul_(brightness).clamp_(0, 1)
