@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import quote
@@ -24,7 +25,13 @@ import numpy.typing as npt
 import safetensors
 
 from contracts.broker import Client, map_exceptions
-from contracts.errors import BrokerError, ConfigurationError, CorruptDataError, InvalidArgumentError, WorldlineError
+from contracts.errors import (
+    BrokerError,
+    ConfigurationError,
+    CorruptDataError,
+    InvalidArgumentError,
+    WorldlineError,
+)
 from contracts.identity import check_index, check_session_id, check_text_id
 from contracts.keys import Keys
 
@@ -59,6 +66,30 @@ class PayloadStoreError(WorldlineError, OSError):
     """Raised when a store can't be written or read; `field` is the URL."""
 
     code = "payload_store"
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A string that is to be written to the broker."""
+
+    key: str
+    data: bytes
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """Where a chunk lies.
+
+    Args:
+        payload: URL of the payload.
+        frames: URL of the pixel frames, or None.
+        blobs: what the caller still has to write to the broker, so that it can do so together with what refers to it.
+    """
+
+    payload: str
+    frames: str | None = None
+    blobs: tuple[Blob, ...] = ()
 
 
 class PayloadStore:
@@ -104,32 +135,43 @@ class PayloadStore:
             BrokerError: the broker does not answer, or is full.
             PayloadStoreError: the other store refused.
         """
+        stored = await self.store(session_id, life, chunk_index, output, frames)
+        if stored.blobs:
+            client = self._broker()
+            with map_exceptions(stored.blobs[0].key):
+                pipeline = client.pipeline(transaction=False)
+                for blob in stored.blobs:
+                    pipeline.set(blob.key, blob.data, px=blob.ttl_ms)
+                await pipeline.execute()
+        return stored.payload, stored.frames
+
+    async def store(
+        self, session_id: str, life: str, chunk_index: int, output: bytes, frames: bytes | None = None
+    ) -> StoredChunk:
+        """As `write`, but what belongs into the broker is left to the caller, as blobs.
+
+        Raises PayloadStoreError where the other store refused.
+        """
         check_session_id(session_id)
         check_text_id(life, "life")
         check_index(chunk_index, "chunk_index")
         if self.base == REDIS_SCHEME:
-            return await self._write_redis(session_id, life, chunk_index, output, frames)
+            return self._blobs(session_id, life, chunk_index, output, frames)
         folder = f"{self.base}/{_segment(session_id)}/{_segment(life)}"
         url = f"{folder}/{chunk_index}.safetensors"
         frames_url = None if frames is None else f"{folder}/{chunk_index}.frames.npy"
         await asyncio.to_thread(_write_files, [(url, output), (frames_url, frames)])
-        return url, frames_url
+        return StoredChunk(url, frames_url)
 
-    async def _write_redis(
+    def _blobs(
         self, session_id: str, life: str, chunk_index: int, output: bytes, frames: bytes | None
-    ) -> tuple[str, str | None]:
+    ) -> StoredChunk:
         session = self._keys.session(session_id)
-        key, frames_key = session.payload(life, chunk_index), session.frames(life, chunk_index)
-        client = self._broker()
-        with map_exceptions(key):
-            if frames is None:
-                await client.set(key, output, px=self._ttl_ms)
-                return REDIS_SCHEME + key, None
-            pipeline = client.pipeline(transaction=False)
-            pipeline.set(key, output, px=self._ttl_ms)
-            pipeline.set(frames_key, frames, px=self._ttl_ms)
-            await pipeline.execute()
-        return REDIS_SCHEME + key, REDIS_SCHEME + frames_key
+        payload = Blob(session.payload(life, chunk_index), output, self._ttl_ms)
+        if frames is None:
+            return StoredChunk(REDIS_SCHEME + payload.key, None, (payload,))
+        pixels = Blob(session.frames(life, chunk_index), frames, self._ttl_ms)
+        return StoredChunk(REDIS_SCHEME + payload.key, REDIS_SCHEME + pixels.key, (payload, pixels))
 
     async def read(self, url: str) -> bytes:
         """The bytes behind a payload URL, whatever base this store writes to.
@@ -140,8 +182,8 @@ class PayloadStore:
             return await asyncio.to_thread(read_file, url)
         key = url.removeprefix(REDIS_SCHEME)
         with map_exceptions(key):
-            data: bytes | None = await self._broker().get(key)
-        if data is None:
+            data = await self._broker().get(key)
+        if not isinstance(data, bytes):
             raise PayloadNotFoundError(f"no payload at {url}: it has expired or was never written", field=url)
         return data
 
@@ -159,7 +201,8 @@ def check_payload_base(base: str) -> str:
     relative = protocol in {"file", "local"} and not path.startswith("/")
     if not separator or "::" in base or protocol in {"redis", "rediss"} or relative:
         raise ConfigurationError(
-            f"payload_url must be 'redis:' or a URL such as file:///dir, got {base!r:.200}", field="payload_url"
+            f"payload_url must be 'redis:' or a URL such as file:///dir, got {base!r:.200}",
+            field="payload_url",
         )
     try:
         fsspec.get_filesystem_class(protocol)
@@ -209,7 +252,7 @@ def decode_payload(data: bytes) -> dict[str, npt.NDArray[Any]]:
     CorruptDataError.
     """
     try:
-        entries = safetensors.deserialize(data)
+        entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         return {name: _array(entry["dtype"], entry["shape"], entry["data"]) for name, entry in entries}
     except (safetensors.SafetensorError, ValueError) as error:
         raise CorruptDataError(f"not a payload: {error}", field="payload") from None
@@ -229,9 +272,14 @@ def _array(dtype: str, shape: list[int], data: bytes | bytearray) -> npt.NDArray
 def decode_frames(data: bytes) -> npt.NDArray[np.uint8]:
     """Pixel frames, uint8 [F, H, W, 3]; CorruptDataError for anything else."""
     try:
-        frames: npt.NDArray[np.uint8] = np.load(io.BytesIO(data), allow_pickle=False)
+        frames: Any = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise CorruptDataError(f"not pixel frames: {error}", field="frames") from None
-    if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3:
+    if (
+        not isinstance(frames, np.ndarray)
+        or frames.dtype != np.uint8
+        or frames.ndim != 4
+        or frames.shape[-1] != 3
+    ):
         raise CorruptDataError("pixel frames are uint8 [F, H, W, 3]", field="frames")
-    return frames
+    return np.asarray(frames, np.uint8)

@@ -3,21 +3,39 @@
 An entry is in the stream until its reply has been sent, so what is in it is unfinished. The consumer's name is the
 worker's id: what an earlier start of the worker took and did not finish is found again among the consumer's own
 pending entries.
+
+A read is one round trip of a worker that has nothing else to do, so what belongs together goes with it: the
+acknowledgement of what was finished before it, and the busy mark for what it delivers.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from contracts.broker import Client, map_exceptions
 from contracts.errors import CorruptDataError, WorldlineError
 from contracts.keys import WORKER_GROUP, WorkerKeys
+from contracts.scripts import script_source
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 """Entry id and fields; no fields where the entry was deleted after it had been delivered."""
 
 _OWN_AT_ONCE: Final = 16
+_MARK_BUSY: Final = hashlib.sha1(
+    script_source("worker_mark_busy").encode(), usedforsecurity=False
+).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One entry, and when the worker was marked busy for it (broker time in ms; None: it was not)."""
+
+    entry_id: bytes
+    fields: dict[bytes, bytes]
+    busy_since_ms: int | None = None
 
 
 class RequestStream:
@@ -27,12 +45,14 @@ class RequestStream:
         client: for blocking reads; nothing else runs on it.
         keys: the worker's keys.
         consumer: the worker's id.
+        incarnation: the start of the worker that reads.
     """
 
-    def __init__(self, client: Client, keys: WorkerKeys, consumer: str) -> None:
+    def __init__(self, client: Client, keys: WorkerKeys, consumer: str, incarnation: str) -> None:
         self._client = client
         self._keys = keys
         self._consumer = consumer
+        self._incarnation = incarnation
         self._finished: list[bytes] = []
 
     async def ensure_group(self) -> None:
@@ -49,25 +69,35 @@ class RequestStream:
         """Marks an entry, whose reply was sent, to be acknowledged and deleted by the next read or `flush`."""
         self._finished.append(entry_id)
 
-    async def read_new(self, block_ms: int) -> list[Entry]:
-        """At most one entry that nobody has seen, waiting up to `block_ms` for it. Acknowledges what is finished."""
-        return await self._read(">", 1, block_ms)
+    async def read_new(self, block_ms: int) -> Delivery | None:
+        """An entry that nobody has seen, waiting up to `block_ms` for it. Acknowledges what is finished."""
+        pipeline, finished = self._pipeline(), len(self._finished)
+        self._add_read(pipeline, ">", 1, block_ms)
+        info, requests = self._keys.info, self._keys.requests
+        pipeline.evalsha(_MARK_BUSY, 2, info, requests, self._incarnation, WORKER_GROUP, self._consumer)
+        # The mark fails harmlessly where the script is not loaded: whoever runs the entry then asks for it again.
+        *results, mark = await self._run(pipeline, finished, optional=1)
+        entries = _entries(results[-1])
+        if not entries:
+            return None
+        marked = isinstance(mark, list) and mark[0] == b"BUSY"
+        return Delivery(*entries[0], int(mark[1]) if marked else None)
 
-    async def read_own(self) -> list[Entry]:
+    async def read_own(self) -> list[Delivery]:
         """Entries that were delivered to this consumer and not finished, oldest first. Acknowledges what is."""
-        return await self._read("0", _OWN_AT_ONCE, None)
+        pipeline, finished = self._pipeline(), len(self._finished)
+        self._add_read(pipeline, "0", _OWN_AT_ONCE, None)
+        results = await self._run(pipeline, finished)
+        return [Delivery(*entry) for entry in _entries(results[-1])]
 
     async def flush(self) -> None:
         """Acknowledges and deletes what is finished, and says that the worker is idle."""
         if self._finished:
-            await self._execute(self._pipeline(), len(self._finished))
+            await self._run(self._pipeline(), len(self._finished))
 
-    async def _read(self, start: str, count: int, block_ms: int | None) -> list[Entry]:
-        # Acknowledging on the way to the next read costs no round trip of its own.
-        pipeline, acknowledged = self._pipeline(), len(self._finished)
-        pipeline.xreadgroup(WORKER_GROUP, self._consumer, {self._keys.requests: start}, count=count, block=block_ms)
-        streams = (await self._execute(pipeline, acknowledged))[-1]
-        return [(entry_id, fields or {}) for _, entries in streams or () for entry_id, fields in entries]
+    def _add_read(self, pipeline: Any, start: str, count: int, block_ms: int | None) -> None:
+        streams = {self._keys.requests: start}
+        pipeline.xreadgroup(WORKER_GROUP, self._consumer, streams, count=count, block=block_ms)
 
     def _pipeline(self) -> Any:
         pipeline = self._client.pipeline(transaction=False)
@@ -77,18 +107,25 @@ class RequestStream:
             pipeline.hdel(self._keys.info, "busy_since")
         return pipeline
 
-    async def _execute(self, pipeline: Any, acknowledged: int) -> Sequence[Any]:
+    async def _run(self, pipeline: Any, finished: int, optional: int = 0) -> Sequence[Any]:
+        """The results, of which the last `optional` may be exceptions. `finished` entries were acknowledged first."""
         with map_exceptions(self._keys.requests):
             results: Sequence[Any] = await pipeline.execute(raise_on_error=False)
-            acks = 3 if acknowledged else 0
-            for result in results[:acks]:
-                if isinstance(result, Exception):
-                    raise result
-            del self._finished[:acknowledged]
-            for result in results[acks:]:
-                if isinstance(result, Exception):
-                    raise result
+            acknowledgements = 3 if finished else 0
+            _raise_first(results[:acknowledgements])
+            del self._finished[:finished]
+            _raise_first(results[acknowledgements : len(results) - optional])
         return results
+
+
+def _raise_first(results: Sequence[Any]) -> None:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+def _entries(streams: Any) -> list[Entry]:
+    return [(entry_id, fields or {}) for _, entries in streams or () for entry_id, fields in entries]
 
 
 def lacks_group(error: WorldlineError) -> bool:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
-from contracts.errors import CorruptDataError, InvalidArgumentError
-from contracts.events import loads
-from contracts.identity import check_index, check_text_id
 from contracts.scripts import ScriptRunner
 
 
@@ -21,30 +17,17 @@ class ReserveResult(StrEnum):
     """The worker is not alive, or still loads its model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """One entry of a worker's sessions hash: which life has room there, and since when (broker time)."""
-
-    life: str
-    reserved_at_ms: int
-
-    @classmethod
-    def from_json(cls, text: bytes, session_id: str) -> Reservation:
-        """CorruptDataError where no script of ours can have written it."""
-        try:
-            value = loads(text, "reservation")
-            return cls(
-                check_text_id(value["life"], "life"), check_index(value["reserved_at_ms"], "reserved_at_ms")
-            )
-        except (InvalidArgumentError, TypeError, KeyError) as error:
-            raise CorruptDataError(f"reservation of {session_id} is corrupt: {error}", field="sessions") from None
-
-
 class WorkerScripts(ScriptRunner):
     """Typed functions over the scripts of a worker. All may be sent again after a lost reply."""
 
     async def claim(
-        self, worker_id: str, incarnation: str, fields: Mapping[str, str | int], *, ttl_ms: int, dead: str = ""
+        self,
+        worker_id: str,
+        incarnation: str,
+        fields: Mapping[str, str | int],
+        *,
+        ttl_ms: int,
+        dead: str = "",
     ) -> int | None:
         """Takes the name for `incarnation` and writes `fields` to its info, which lives `ttl_ms`.
 
@@ -68,7 +51,7 @@ class WorkerScripts(ScriptRunner):
     async def leave(self, worker_id: str, incarnation: str) -> bool:
         """Removes the info; False when another incarnation holds the name, or nobody does."""
         outcome, *_ = await self.run("worker_leave", (self.keys.worker(worker_id).info,), (incarnation,))
-        return outcome == "LEFT"
+        return bool(outcome == "LEFT")
 
     async def mark_busy(self, worker_id: str, incarnation: str) -> int | None:
         """Sets `busy_since` and returns it (broker time in ms); None when the name is not held any more."""
@@ -89,4 +72,4 @@ class WorkerScripts(ScriptRunner):
         """Gives the room back if it is that life's ('' for any); False when there was nothing to remove."""
         keys = self.keys.worker(worker_id)
         outcome, *_ = await self.run("worker_unreserve", (keys.sessions,), (session_id, life))
-        return outcome == "REMOVED"
+        return bool(outcome == "REMOVED")

@@ -20,6 +20,8 @@ _DTYPES: Final = ("float32", "float16", "bfloat16")
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
+Positive = Annotated[int, Field(gt=0)]
+
 
 def parse_bytes(value: object) -> object:
     """Bytes from a number, or from text such as "141GB" (powers of 1000) or "80GiB" (powers of 1024)."""
@@ -52,12 +54,14 @@ class WorkerSettings(SharedSettings):
     model: Annotated[str, Field(min_length=1)] = "reference"
     device: str = "auto"
     dtype: str = "float32"
-    device_memory: Annotated[int | None, BeforeValidator(parse_bytes), Field(gt=0)] = None
-    gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
-    session_capacity: Annotated[int | None, Field(gt=0)] = None
+    device_memory: Annotated[Positive | None, BeforeValidator(parse_bytes)] = None
+    gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    session_capacity: Positive | None = None
     payload_url: str = "redis:"
     reconcile_ms: Milliseconds = 30_000
-    scratch_blocks_per_branch: Annotated[int | None, Field(ge=0, validation_alias=SCRATCH_VARIABLE)] = None
+    scratch_blocks_per_branch: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, validation_alias=SCRATCH_VARIABLE
+    )
 
     @field_validator("worker_id")
     @classmethod

@@ -94,7 +94,9 @@ def encode_payload(payload: object) -> bytes:
     Raises InvalidArgumentError naming the value at fault.
     """
     if not isinstance(payload, Mapping):
-        raise InvalidArgumentError(f"payload must be a mapping, got {type(payload).__name__}", field="payload")
+        raise InvalidArgumentError(
+            f"payload must be a mapping, got {type(payload).__name__}", field="payload"
+        )
     header: dict[str, Any] = {}
     parts: list[bytes] = []
     offset = 0
@@ -131,10 +133,14 @@ def _tensor(value: object, field: str) -> tuple[str, list[int], bytes]:
     if _is_torch(value):
         return _torch_tensor(value, field)
     if not isinstance(value, np.ndarray):
-        raise InvalidArgumentError(f"{field} must be a tensor, an array or bytes, got {type(value).__name__}", field=field)
+        raise InvalidArgumentError(
+            f"{field} must be a tensor, an array or bytes, got {type(value).__name__}", field=field
+        )
     name = _NUMPY_NAMES.get(value.dtype.name)
     if name is None:
-        raise InvalidArgumentError(f"{field} has element type {value.dtype}, which a payload can't hold", field=field)
+        raise InvalidArgumentError(
+            f"{field} has element type {value.dtype}, which a payload can't hold", field=field
+        )
     return name, list(value.shape), value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
@@ -142,7 +148,9 @@ def _torch_tensor(tensor: torch.Tensor, field: str) -> tuple[str, list[int], byt
     dtype = str(tensor.dtype).removeprefix("torch.")
     name = _NUMPY_NAMES.get(dtype) or _TORCH_ONLY_NAMES.get(dtype)
     if name is None:
-        raise InvalidArgumentError(f"{field} has element type {dtype}, which a payload can't hold", field=field)
+        raise InvalidArgumentError(
+            f"{field} has element type {dtype}, which a payload can't hold", field=field
+        )
     return name, list(tensor.shape), _torch_bytes(tensor)
 
 

@@ -88,7 +88,8 @@ class Ledger:
         index = request.tick.chunk_index
         if index > 0 and completed is None:
             return NotResidentError(
-                f"session {request.session_id} is not resident, so chunk {index} can't continue it", field="session_id"
+                f"session {request.session_id} is not resident, so chunk {index} can't continue it",
+                field="session_id",
             )
         if request.parent_request_id == (completed or request.life):
             return None

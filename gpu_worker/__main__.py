@@ -1,0 +1,153 @@
+"""`worldline-worker`, also `python -m gpu_worker`: one GPU worker process.
+
+Exit codes: 0 told to end, 2 usage, 4 another live process has the name, 69 the broker can't be reached, 70 the engine's
+memory can't be trusted any more, 78 bad configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Final, NoReturn
+
+import structlog
+import typer
+
+from contracts.config import load_settings
+from contracts.errors import BrokerError, ConfigurationError, KVStateError
+from gpu_worker.config import WorkerSettings
+from gpu_worker.engine import TickEngine, load_engine
+from gpu_worker.heartbeat import NameTakenError
+from gpu_worker.logs import configure_logging
+from gpu_worker.worker import Worker
+
+EXIT_OK: Final = 0
+EXIT_NAME_TAKEN: Final = 4
+EXIT_BROKER: Final = 69
+EXIT_SOFTWARE: Final = 70
+EXIT_CONFIGURATION: Final = 78
+
+EngineFactory = Callable[[WorkerSettings], TickEngine]
+
+log = structlog.get_logger(__name__)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def worker(  # noqa: PLR0917 - typer calls it by name
+    model: Annotated[str | None, typer.Option(help="Entry point name of the model.")] = None,
+    worker_id: Annotated[
+        str | None, typer.Option("--id", help="Name of this worker; one process a name.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Device memory to plan with, for example 141GB or 80GiB.")
+    ] = None,
+    gpu_memory_fraction: Annotated[
+        float | None, typer.Option(help="Share of it for sessions, 0 to 1.")
+    ] = None,
+    session_capacity: Annotated[int | None, typer.Option(help="Resident sessions wanted.")] = None,
+    payload_url: Annotated[str | None, typer.Option(help="redis: or a URL such as file:///dir.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="The broker.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="module:factory of another engine; called with the settings.")
+    ] = None,
+) -> None:
+    """Runs one GPU worker until SIGTERM or SIGINT. Options win over the environment (WORLDLINE_*, REDIS_URL)."""
+    overrides = {
+        "model": model,
+        "worker_id": worker_id,
+        "device": device,
+        "dtype": dtype,
+        "device_memory": memory,
+        "gpu_memory_fraction": gpu_memory_fraction,
+        "session_capacity": session_capacity,
+        "payload_url": payload_url,
+        "redis_url": redis_url,
+    }
+    try:
+        settings = load_settings(WorkerSettings, **overrides)
+        configure_logging(settings.log_level, settings.log_format)
+        factory = load_installed_model if engine is None else load_factory(engine)
+        busy = asyncio.run(serve(settings, factory))
+    except ConfigurationError as error:
+        fail(EXIT_CONFIGURATION, f"{error} [{error.field}]")
+    except NameTakenError as error:
+        fail(EXIT_NAME_TAKEN, error)
+    except BrokerError as error:
+        fail(EXIT_BROKER, error)
+    except KVStateError as error:
+        fail(EXIT_SOFTWARE, error)
+    if busy:
+        # The engine still loads: its thread can't be stopped, and nothing waits for it.
+        sys.stderr.flush()
+        os._exit(EXIT_OK)
+
+
+async def serve(settings: WorkerSettings, factory: EngineFactory) -> bool:
+    """Runs a worker until a signal ends it; True when a call of the engine still runs."""
+    running = Worker(settings, lambda: factory(settings), on_ready=announce_ready)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.stop)
+    log.info("starting", worker=settings.worker_id, broker=settings.shown_url)
+    await running.run()
+    return running.engine.running
+
+
+def announce_ready(running: Worker) -> None:
+    """The line that supervisors and tests wait for."""
+    engine = running.engine
+    sys.stdout.write(f"ready worker={running.worker_id} model={engine.model} capacity={engine.capacity}\n")
+    sys.stdout.flush()
+
+
+def load_installed_model(settings: WorkerSettings) -> TickEngine:
+    """The engine of this project, for a pipeline that is installed."""
+    return load_engine(
+        settings.model,
+        device=_device(settings.device),
+        dtype=settings.dtype,
+        gpu_memory_fraction=settings.gpu_memory_fraction,
+        available_bytes=settings.device_memory,
+        session_capacity=settings.session_capacity,
+        scratch_blocks_per_branch=settings.scratch_blocks_per_branch,
+    )
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch  # late: another engine may do without
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_factory(name: str) -> EngineFactory:
+    """The function `module:factory`; ConfigurationError where there is none."""
+    module, _, attribute = name.partition(":")
+    try:
+        factory: EngineFactory = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"engine {name!r} can't be loaded: {error}", field="engine") from error
+    return factory
+
+
+def fail(code: int, message: object) -> NoReturn:
+    """Ends the command with a message on stderr."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="worldline-worker")
+
+
+if __name__ == "__main__":
+    main()

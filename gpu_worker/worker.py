@@ -1,0 +1,373 @@
+"""The GPU worker: takes requests off its stream one at a time, and answers them.
+
+    claim the name -> answer what an earlier start left, announce -> load the model -> read, run, answer, ...
+
+A request is acknowledged only once its reply has been added to the inbox that it named. Whatever the broker does in
+between, the entry is then read again, and answered from the ledger where it ran.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Final
+
+import orjson
+import structlog
+
+from contracts.errors import (
+    BrokerError,
+    CorruptDataError,
+    InvalidArgumentError,
+    TickFailedError,
+    WorldlineError,
+)
+from contracts.identity import new_incarnation
+from contracts.messages import WorkerRequest
+from contracts.request_stream import Delivery, lacks_group
+from contracts.worker_link import WorkerLink
+from gpu_worker.backoff import Backoff, Outage
+from gpu_worker.config import WorkerSettings
+from gpu_worker.engine import TickEngine
+from gpu_worker.engine_thread import EngineThread
+from gpu_worker.heartbeat import Heartbeat, HolderWatch, NameTakenError, ProcessIdentity
+from gpu_worker.housekeeping import Evicted, EvictionNotices, ResidentCheck
+from gpu_worker.ledger import Ledger
+from gpu_worker.requests import Outgoing, RequestHandler, read_request, salvage
+from gpu_worker.takeover import announce, answer_left_requests
+
+DEFAULT_PARTITIONS: Final = 8
+PARTITIONS_WAIT_S: Final = 5.0
+INTEGRITY_PERIOD_S: Final = 5.0
+CLAIM_POLL_S: Final = 0.1
+
+log = structlog.get_logger(__name__)
+
+
+class Worker:
+    """One start of one worker.
+
+    Args:
+        settings: where the broker is, and what this worker is called.
+        make_engine: builds the engine, in the engine's thread.
+        on_ready: called when the worker begins to read requests.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        make_engine: Callable[[], TickEngine],
+        *,
+        on_ready: Callable[[Worker], None] = lambda _: None,
+    ) -> None:
+        self.settings = settings
+        self.worker_id = settings.worker_id
+        self.incarnation = new_incarnation()
+        self.engine = EngineThread(make_engine, self._evicted)
+        self._on_ready = on_ready
+        self._identity = ProcessIdentity.own()
+        self._link = WorkerLink(
+            settings.url,
+            keys=settings.keys,
+            worker_id=settings.worker_id,
+            incarnation=self.incarnation,
+            block_ms=settings.block_ms,
+            payload_url=settings.payload_url,
+            payload_ttl_ms=settings.payload_ttl_ms,
+        )
+        self._ledger = Ledger(settings.queue_limit_ms / 1000)
+        self._gate = asyncio.Lock()
+        self._outage = Outage()
+        self._backoff = Backoff()
+        self._heartbeat = Heartbeat(
+            self._renew,
+            period_s=settings.heartbeat_ms / 1000,
+            ttl_s=settings.name_ttl_ms / 1000,
+            on_taken=self.stop,
+        )
+        self._handler = RequestHandler(self._link, self._ledger, self.engine, busy=self._mark_busy)
+        self._notices = EvictionNotices(self._link, self._outage, self._partitions)
+        self._residents = ResidentCheck(
+            self._link,
+            self._ledger,
+            self.engine,
+            gate=self._gate,
+            broker_ms=lambda: self._heartbeat.broker_ms,
+        )
+        self._stopping = asyncio.Event()
+        self._waiting: asyncio.Task[None] | None = None
+        self._unfinished: dict[bytes, WorkerRequest] = {}
+        self._own_first = True
+        self._claimed = False
+        self._ready = False
+        self._partition_count: int | None = None
+        self._integrity_due_s = 0.0
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    def stop(self) -> None:
+        """Ends the worker: the request in hand is finished and answered, the rest stays in the stream."""
+        self._stopping.set()
+        self._outage.end_soon()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def run(self) -> None:
+        """Runs until `stop`.
+
+        Raises:
+            NameTakenError: another live process holds the name.
+            BrokerError: the broker can't be reached at start.
+            Whatever building the engine, or its integrity check, raises.
+        """
+        try:
+            await self._link.check()
+            if not await self._claim():
+                return
+            async with _background(self._heartbeat.run(), self._notices.run()):
+                await self._take_over()
+                if await self._load():
+                    async with _background(self._residents.run(self.settings.reconcile_ms / 1000)):
+                        await self._serve()
+            if self._heartbeat.taken:
+                raise NameTakenError(
+                    f"another process has taken the name {self.worker_id}", field="worker_id"
+                )
+        finally:
+            await self._leave()
+
+    async def _claim(self) -> bool:
+        """Takes the name; False when told to end meanwhile.
+
+        A holder that shows a sign of life keeps it; a dead one's claim runs out within seconds.
+        """
+        watch, dead = HolderWatch(), ""
+        while not self._stopping.is_set():
+            since_s = time.monotonic()
+            now_ms = await self._link.claim(self._info(), ttl_ms=self.settings.name_ttl_ms, dead=dead)
+            if now_ms is not None:
+                self._heartbeat.renewed(now_ms, since_s)
+                self._claimed = True
+                return True
+            holder = await self._link.holder()
+            if watch.lives(holder):
+                raise NameTakenError(
+                    f"the name {self.worker_id} is taken by process {holder.get('pid')} on {holder.get('host')}",
+                    field="worker_id",
+                )
+            if self._identity.knows_dead(holder):
+                dead = holder["incarnation"]
+            else:
+                await self._sleep(CLAIM_POLL_S)
+        return False
+
+    async def _take_over(self) -> None:
+        await self._link.requests.ensure_group()
+        answered = await answer_left_requests(self._link, self._ledger, self._partitions)
+        told = await announce(self._link, self._partitions)
+        log.info("started", worker=self.worker_id, incarnation=self.incarnation, answered=answered, told=told)
+
+    async def _load(self) -> bool:
+        """Loads the model; False when the worker was told to end meanwhile."""
+        if self._stopping.is_set():
+            return False
+        loading, stopping = (
+            asyncio.ensure_future(self.engine.start()),
+            asyncio.ensure_future(self._stopping.wait()),
+        )
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not loading.done():
+            loading.cancel()
+            return False
+        loading.result()
+        self._ready = True
+        with contextlib.suppress(BrokerError):  # the next heartbeat says it then
+            await self._heartbeat.beat()
+        self._on_ready(self)
+        return True
+
+    async def _leave(self) -> None:
+        self.engine.shut_down()
+        try:
+            if self._claimed:
+                await self._link.leave()
+        except WorldlineError as error:
+            log.warning("the name was not given back; it runs out by itself", error=error.message)
+        await self._link.close()
+
+    # ------------------------------------------------------------------------------------------------ the name
+
+    def _info(self) -> dict[str, str | int]:
+        fields = self._identity.to_fields()
+        if self._ready:
+            figures = self.engine.figures
+            fields |= {"model": self.engine.model, "capacity": self.engine.capacity}
+            fields |= {"resident": figures.resident, "memory": orjson.dumps(dict(figures.memory)).decode()}
+        return fields
+
+    async def _renew(self) -> int | None:
+        await self.engine.refresh_figures()
+        now_ms = await self._link.claim(self._info(), ttl_ms=self.settings.name_ttl_ms)
+        if now_ms is not None and self._ready:
+            try:
+                await self._link.list_alive(now_ms)
+            except CorruptDataError as error:
+                log.warning("the index of workers can't be written", error=error.message)
+        return now_ms
+
+    async def _mark_busy(self) -> int:
+        started_ms = await self._link.mark_busy()
+        if started_ms is None:
+            # The name ran out, in an outage or a pause: taking it again fails if another start was quicker.
+            await self._heartbeat.beat()
+            started_ms = await self._link.mark_busy()
+        if started_ms is None:
+            raise BrokerError("the worker's name does not last", field="info")
+        return started_ms
+
+    async def _partitions(self) -> int:
+        """How many partitions there are; where no host writes it down within seconds, the default, for the moment."""
+        deadline_s, backoff = time.monotonic() + PARTITIONS_WAIT_S, Backoff()
+        while self._partition_count is None:
+            self._partition_count = await self._link.partitions()
+            if self._partition_count is None:
+                if time.monotonic() > deadline_s:
+                    return DEFAULT_PARTITIONS
+                await asyncio.sleep(backoff.next_s())
+        return self._partition_count
+
+    def _evicted(self, session_id: str) -> None:
+        life = self._ledger.released(session_id)
+        if life is not None:
+            self._notices.add(Evicted(session_id, life))
+
+    # ------------------------------------------------------------------------------------------------ the loop
+
+    async def _serve(self) -> None:
+        """Reads and answers until told to end; an outage of the broker only makes it wait."""
+        while not self._stopping.is_set():
+            try:
+                deliveries = await self._read()
+                for delivery in deliveries:
+                    await self._process(delivery)
+                if not deliveries:
+                    await self._idle()
+                self._backoff.reset()
+            except NameTakenError:
+                break
+            except (BrokerError, CorruptDataError) as error:
+                await self._recover(error)
+        await self._finish_in_hand()
+
+    async def _read(self) -> list[Delivery]:
+        """The next entries; none when none came, or when the worker is to end."""
+        if not self._heartbeat.holds:
+            await self._heartbeat.beat()
+        if self._own_first:
+            left = await self._link.requests.read_own()
+            if left:
+                return left
+            self._own_first = False
+        self._waiting = asyncio.current_task()
+        try:
+            delivery = await self._link.requests.read_new(self.settings.block_ms)
+        except asyncio.CancelledError:
+            if self._waiting is None or not self._stopping.is_set() or self._waiting.uncancel() > 0:
+                raise
+            return []
+        finally:
+            self._waiting = None
+        return [] if delivery is None else [delivery]
+
+    async def _process(self, delivery: Delivery) -> None:
+        answer = await self._answer(delivery)
+        if answer is not None:
+            await self._send(answer)
+        self._link.requests.finish(delivery.entry_id)
+        self._unfinished.pop(delivery.entry_id, None)
+
+    async def _answer(self, delivery: Delivery) -> Outgoing | None:
+        if not delivery.fields:
+            return self._answer_lost(delivery.entry_id)
+        try:
+            request = read_request(delivery.fields)
+        except InvalidArgumentError as error:
+            log.warning("a request is malformed", entry_id=delivery.entry_id.decode(), error=error.message)
+            return salvage(delivery.fields, error, self.incarnation)
+        self._unfinished[delivery.entry_id] = request
+        async with self._gate:
+            return await self._handler.handle(delivery, request)
+
+    def _answer_lost(self, entry_id: bytes) -> Outgoing | None:
+        """An entry that was deleted after it had been delivered: answered if it was read before that."""
+        request = self._unfinished.get(entry_id)
+        if request is None:
+            log.warning("a request was deleted unanswered", entry_id=entry_id.decode())
+            return None
+        lost = TickFailedError("the request was deleted before it ran", field="request", code="payload_lost")
+        return Outgoing(request.reply_to, self._handler.answer(request, error=lost))
+
+    async def _send(self, answer: Outgoing) -> None:
+        reply = answer.reply
+
+        async def write() -> None:
+            inbox = answer.reply_to or self._link.inbox_of(reply.session_id, await self._partitions())
+            await self._link.send_reply(inbox, reply, answer.blobs)
+
+        try:
+            await self._outage.persist(write)
+        except BrokerError:
+            raise
+        except WorldlineError as error:
+            # No reader can ever get it; the ledger still has it, for whoever sends the request again.
+            log.warning("a reply can't be delivered", request_id=reply.request_id, error=error.message)
+
+    async def _idle(self) -> None:
+        """Nothing came for a while: entries that went astray are looked for, and the engine's memory is counted."""
+        self._own_first = True
+        if time.monotonic() < self._integrity_due_s or self._stopping.is_set():
+            return
+        self._integrity_due_s = time.monotonic() + INTEGRITY_PERIOD_S
+        async with self._gate:
+            await self.engine.check_integrity()
+
+    async def _recover(self, error: WorldlineError) -> None:
+        log.warning("the broker is in trouble", error=error.message)
+        self._own_first = True
+        await self._sleep(self._backoff.next_s())
+        if lacks_group(error):
+            with contextlib.suppress(WorldlineError):
+                await self._link.requests.ensure_group()
+
+    async def _sleep(self, delay_s: float) -> None:
+        """Waits, but not past the order to end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+    async def _finish_in_hand(self) -> None:
+        """What was delivered in the very moment of the end is in hand too."""
+        if self._heartbeat.taken:
+            return
+        try:
+            for delivery in await self._link.requests.read_own():
+                await self._process(delivery)
+            await self._link.requests.flush()
+        except WorldlineError as error:
+            log.warning("a request in hand is left to the next start", error=error.message)
+
+
+@contextlib.asynccontextmanager
+async def _background(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Tasks that run beside the body and end with it; what one of them raises is raised by the body's end."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
