@@ -1,0 +1,1 @@
+"""The command line: `worldline`. One module a group of commands."""

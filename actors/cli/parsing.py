@@ -1,0 +1,31 @@
+"""Values that a command line writes as text: `K=JSON` and `TRACK:SCHEMA:JSON`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from contracts.errors import InvalidArgumentError
+from contracts.events import ARDiffusionControlInput, loads
+
+
+def parse_params(texts: Sequence[str]) -> dict[str, Any]:
+    """`["fov=60", 'sky="red"']` as a mapping; each name at most once."""
+    params: dict[str, Any] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not name or not separator:
+            raise InvalidArgumentError(f"--param is K=JSON, got {text!r:.80}", field="param")
+        if name in params:
+            raise InvalidArgumentError(f"--param {name} is given twice", field="param")
+        params[name] = loads(value, f"param {name}")
+    return params
+
+
+def parse_control(text: str) -> ARDiffusionControlInput:
+    """`camera:lingbot.camera_actions.v1:{"mode": ...}` as a control."""
+    parts = text.split(":", 2)
+    if len(parts) != 3:
+        raise InvalidArgumentError(f"--control is TRACK:SCHEMA:JSON, got {text!r:.80}", field="control")
+    track, schema, data = parts
+    return ARDiffusionControlInput(track, schema, loads(data, f"control {track}"))

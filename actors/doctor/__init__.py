@@ -1,0 +1,1 @@
+"""Whether a deployment can keep its promises: what `worldline doctor` looks at."""
