@@ -44,15 +44,13 @@ class PagedMetadata:
     num_current_pages: int
 
 
-def single_run(page_ids: Sequence[int], *, ordered: bool) -> tuple[int, int] | None:
-    """(first, count) if the pages are one run of the pool.
+def single_run(page_ids: Sequence[int]) -> tuple[int, int] | None:
+    """(first, count) if the pages are one run of the pool, in whatever order; else None.
 
-    Args:
-        page_ids: visible pages.
-        ordered: the last page is only partly filled, so it must also be the last of the run.
+    Only the last page of extra tokens is partly filled. It is scratch behind all others, so it is the run's last too.
     """
-    ids = list(page_ids) if ordered else sorted(page_ids)
-    if not ids or ids != list(range(ids[0], ids[0] + len(ids))):
+    ids = sorted(page_ids)
+    if not ids or ids[-1] - ids[0] + 1 != len(ids):
         return None
     return ids[0], len(ids)
 

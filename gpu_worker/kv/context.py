@@ -126,7 +126,7 @@ class PagedForwardContext:
             query_start_loc=tensor([0, self.seq_len + self.extra_tokens], torch.int32),
             max_seq_len=width * block_size,
             page_ids=tensor(pages, torch.int64),
-            run=single_run(pages, ordered=self.extra_tokens % block_size != 0),
+            run=single_run(pages),
             num_visible=num_visible,
             num_current_pages=self.num_frames,
         )
