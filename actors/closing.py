@@ -20,7 +20,9 @@ class Closing:
         """Puts the release in flight, joins the running one, or answers at once where the session is CLOSED."""
         core, state = self.core, self.core.held
         if life is not None and life != state.life:
-            raise SessionStateError(f"session {core.session_id} lives another life, {state.life}", field="life")
+            raise SessionStateError(
+                f"session {core.session_id} lives another life, {state.life}", field="life"
+            )
         if state.status is Status.CLOSED:
             await core.answer(command_id, {"status": Status.CLOSED})
             return
@@ -72,17 +74,24 @@ class Closing:
     async def _not_released(self, record: InFlight, error: WorldlineError) -> None:
         core, state = self.core, self.core.held
         due_ms = 0
-        error.message = f"the release failed, the session is cleanup_failed until a close succeeds: {error.message}"
+        error.message = (
+            f"the release failed, the session is cleanup_failed until a close succeeds: {error.message}"
+        )
         error.retryable = True
         answer = answer_text(record.command_id or "", error)
 
         async def script() -> Outcome:
             nonlocal due_ms
-            outcome, _, now_ms = await core.services.scripts.fail_close(state, record.request_id, str(error), answer)
+            outcome, _, now_ms = await core.services.scripts.fail_close(
+                state, record.request_id, str(error), answer
+            )
             due_ms = now_ms + core.services.retry_after_ms
             return outcome
 
-        if await core.move(Trigger.CLEANUP_FAILED, script, Outcome.CLEANUP_FAILED) is not Outcome.CLEANUP_FAILED:
+        if (
+            await core.move(Trigger.CLEANUP_FAILED, script, Outcome.CLEANUP_FAILED)
+            is not Outcome.CLEANUP_FAILED
+        ):
             raise Resync
         await core.services.store.retry_due(core.session_id, due_ms)
         await self._answer_all(record, error)

@@ -25,9 +25,6 @@ class Creation:
         """Raises SessionExistsError, NoCapacityError or InvalidArgumentError; otherwise the session is ACTIVE."""
         core, placement = self.core, self.core.services.placement
         if core.state is not None and core.state.status is not Status.CLOSED:
-            if await core.services.store.was_answered(core.session_id, command.command_id):
-                await core.answer(command.command_id, {})  # the first answer is given again, this one is not written
-                return
             raise _exists(core.session_id, core.state.status)
         args = CreateArgs.from_dict(command.args)
         make_reducer(args.reducer)
@@ -62,7 +59,9 @@ class Creation:
 
 
 def _exists(session_id: str, status: Status) -> SessionExistsError:
-    return SessionExistsError(f"session {session_id} already exists and is {status.lower()}", field="session_id")
+    return SessionExistsError(
+        f"session {session_id} already exists and is {status.lower()}", field="session_id"
+    )
 
 
 def _life(session_id: str, command_id: str, entry_id: str) -> str:

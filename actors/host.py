@@ -38,7 +38,9 @@ class Host:
         self.settings = settings
         self.keys = settings.keys
         self.client: Client = command_client(settings.url, max_connections=_CONNECTIONS)
-        self.blocking: Client = blocking_client(settings.url, block_ms=settings.block_ms, max_connections=_CONNECTIONS)
+        self.blocking: Client = blocking_client(
+            settings.url, block_ms=settings.block_ms, max_connections=_CONNECTIONS
+        )
         self.log = structlog.get_logger("host").bind(host=settings.host_id)
         self.owned: dict[int, Partition] = {}
         self.partitions = settings.partitions
@@ -50,7 +52,9 @@ class Host:
 
     def _services(self) -> Services:
         settings = self.settings
-        limits = Limits(queue_limit_ms=settings.queue_limit_ms, closed_retention_ms=settings.closed_retention_ms)
+        limits = Limits(
+            queue_limit_ms=settings.queue_limit_ms, closed_retention_ms=settings.closed_retention_ms
+        )
         placement = Placement(
             self.client,
             self.keys,
@@ -68,7 +72,7 @@ class Host:
             resend_after_ms=settings.queue_limit_ms + settings.execution_limit_ms,
         )
 
-    # -- start --------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
         """Checks the broker and reads, or as the first host writes, what all hosts agree on."""
@@ -103,7 +107,7 @@ class Host:
                 field="maxmemory-policy",
             )
 
-    # -- the lease loop -----------------------------------------------------------------------------------------------
+    # -- the lease loop ----------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event, *, on_ready: Any = None) -> None:
         """Owns partitions until `stop` is set, then hands them over."""
@@ -117,6 +121,8 @@ class Host:
             except BrokerError as error:
                 self._connected_ms = monotonic_ms()
                 self.log.warning("broker does not answer", error=str(error))
+            except Exception:
+                self.log.exception("round failed")  # one unreadable key must not end the renewals
             await self._fence_late()
             await _wait(stop, period_s)
         await self.hand_over()
@@ -125,9 +131,8 @@ class Host:
         """One renewal of everything owned, and claims up to the fair share."""
         await self._renew()
         share = await self._share()
-        for index in sorted(self.owned)[share:]:
-            self.log.info("partition handed over", partition=index)
-            await self._drop(index, release=True)
+        # All at once: meanwhile nothing is renewed.
+        await asyncio.gather(*(self._drop(index, release=True) for index in sorted(self.owned)[share:]))
         for index in range(self.partitions):
             if len(self.owned) < share and index not in self.owned:
                 await self._claim(index)
@@ -184,6 +189,7 @@ class Host:
             return
         await partition.stop()
         if release:
+            self.log.info("partition handed over", partition=index)
             await self.leases.release(index, self.settings.host_id, partition.epoch)
 
     async def hand_over(self) -> None:
@@ -212,4 +218,5 @@ async def run_host(settings: HostSettings, *, stop: asyncio.Event) -> None:
     """
     host = Host(settings)
     await host.prepare()
-    await host.run(stop, on_ready=lambda: print(f"ready host={settings.host_id}", flush=True))
+    ready = f"ready host={settings.host_id}"
+    await host.run(stop, on_ready=lambda: print(ready, flush=True))  # noqa: T201 - who started it waits for it

@@ -7,19 +7,19 @@ before anything is sent again, timed out or failed; an entry is deleted once its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import structlog
 
-from actors.session import CommandItem, NewsItem, SessionActor
+from actors.inbox import read_entry, sender_of
+from actors.session import SessionActor
 from actors.session_core import Finish, Services, SessionCore
 from contracts.broker import Client, map_exceptions
 from contracts.errors import BrokerError, InvalidArgumentError, OwnershipLostError, WorldlineError
-from contracts.events import loads
-from contracts.identity import check_session_id, partition_of
+from contracts.identity import partition_of
 from contracts.keys import Keys
-from contracts.messages import Answer, Command, Notice, WorkerReply
+from contracts.messages import Answer
 from contracts.session_scripts import Entry, parse_entries
 
 _COUNT: Final = 256
@@ -61,7 +61,7 @@ class Partition:
         self._reader: asyncio.Task[None] | None = None
         self._stopped = False
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begins to read."""
@@ -84,20 +84,17 @@ class Partition:
             self.log.warning("partition lost")
             self.on_lost(self.index)
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         while not self._stopped:
             try:
                 if not self.caught_up:
                     await self._catch_up()
-                for entry in await self._next_entries(self.block_ms):
-                    await self._dispatch(entry, found=False)
+                await self._dispatch(await self._entries(self._cursor, self.block_ms), found=False)
             except BrokerError as error:
                 self.log.warning("broker does not answer", error=str(error))
                 await asyncio.sleep(_BACKOFF_S)
-            except OwnershipLostError:
-                self.lost()
             except Exception:
                 self.log.exception("reading the inbox failed")
                 await asyncio.sleep(_BACKOFF_S)
@@ -105,63 +102,71 @@ class Partition:
     async def _catch_up(self) -> None:
         """Reads the inbox to its tail, then adopts the live sessions, then lets actors act on what was in flight."""
         found: list[Entry] = []
-        while entries := await self._next_entries(None):
+        while entries := await self._entries(found[-1][0] if found else self._cursor, None):
             found += entries
-        for entry in found:
-            await self._dispatch(entry, found=True)
+        await self._dispatch(found, found=True)
         with map_exceptions(self.keys.partition(self.index).live):
             live: Any = await self.services.store.client.smembers(self.keys.partition(self.index).live)
         self.caught_up = True
         for session_id in sorted(name.decode() for name in live):
-            self.actor(session_id)
+            self.actor(session_id).listed_live = True
         for actor in list(self.actors.values()):
             actor.kick()
 
-    async def _next_entries(self, block_ms: int | None) -> tuple[Entry, ...]:
+    async def _entries(self, after: str, block_ms: int | None) -> tuple[Entry, ...]:
         with map_exceptions(self._inbox):
-            reply: Any = await self.blocking.xread({self._inbox: self._cursor}, count=_COUNT, block=block_ms)
-        if not reply:
-            return ()
-        entries = parse_entries(reply[0][1])
-        self._cursor = entries[-1][0]
-        return entries
+            reply: Any = await self.blocking.xread({self._inbox: after}, count=_COUNT, block=block_ms)
+        return parse_entries(reply[0][1]) if reply else ()
 
-    async def _dispatch(self, entry: Entry, *, found: bool) -> None:
-        entry_id, fields = entry
-        try:
-            item, session_id = _read_entry(entry_id, fields, found)
-            if partition_of(session_id, self.partitions) != self.index:
-                raise InvalidArgumentError(f"session {session_id} belongs to another partition", field="session_id")
-        except InvalidArgumentError as error:
-            self.log.warning("inbox entry refused", entry_id=entry_id, error=str(error))
-            await self._refuse(fields, error)
-            self.done(entry_id)
-            return
-        self.actor(session_id).deliver(item)
+    async def _dispatch(self, entries: Sequence[Entry], *, found: bool) -> None:
+        """Hands entries to their actors; the cursor moves past each only then, so that an error skips none."""
+        for entry_id, fields in entries:
+            try:
+                item = read_entry(entry_id, fields, found=found)
+                if partition_of(item.session_id, self.partitions) != self.index:
+                    text = f"session {item.session_id} belongs to another partition"
+                    raise InvalidArgumentError(text, field="session_id")
+            except InvalidArgumentError as error:
+                self.log.warning("inbox entry refused", entry_id=entry_id, error=str(error))
+                await self._refuse(fields, error)
+                self.done(entry_id)
+            else:
+                self.actor(item.session_id).deliver(item)
+            self._cursor = entry_id
 
     async def _refuse(self, fields: dict[bytes, bytes], error: InvalidArgumentError) -> None:
         """Answers a malformed command, where it says who sent it."""
-        try:
-            value = loads(fields[b"command"], "command")
-            session_id, command_id = check_session_id(value["session_id"]), str(value["command_id"])
-        except (WorldlineError, KeyError, TypeError):
+        if (sender := sender_of(fields)) is None:
             return
+        session_id, command_id = sender
         text = Answer(command_id, error=error).to_json()
-        await self.services.scripts.answer(session_id, self.epoch, command_id, text)
+        try:
+            await self.services.scripts.answer(session_id, self.epoch, command_id, text)
+        except BrokerError:
+            raise
+        except WorldlineError as refusal:  # for instance a session of another owner: not ours to answer for
+            self.log.warning("command can't be answered", command_id=command_id, error=str(refusal))
 
     def actor(self, session_id: str) -> SessionActor:
         """The actor of a session; made, and set to adopt it, where there is none yet."""
         actor = self.actors.get(session_id)
         if actor is None:
-            actor = self.actors[session_id] = SessionActor(lambda finish: self._core(session_id, finish), self)
+            actor = self.actors[session_id] = SessionActor(
+                lambda finish: self._core(session_id, finish), self
+            )
         return actor
 
     def _core(self, session_id: str, finish: Finish) -> SessionCore:
         return SessionCore(
-            session_id, self.services, partition=self.index, epoch=self.epoch, inbox=self._inbox, finish=finish
+            session_id,
+            self.services,
+            partition=self.index,
+            epoch=self.epoch,
+            inbox=self._inbox,
+            finish=finish,
         )
 
-    # -- what actors ask ----------------------------------------------------------------------------------------------
+    # -- what actors ask ---------------------------------------------------------------------------------------
 
     def idle(self, session_id: str) -> None:
         """Forgets an actor that has nothing left to do or to remember."""
@@ -191,18 +196,7 @@ class Partition:
                 except OwnershipLostError:
                     self.lost()
                     return
+                except WorldlineError:
+                    self.log.exception("inbox entries can't be deleted")
         finally:
             self._flusher = None
-
-
-def _read_entry(entry_id: str, fields: dict[bytes, bytes], found: bool) -> tuple[CommandItem | NewsItem, str]:
-    if b"command" in fields:
-        command = Command.from_json(fields[b"command"])
-        return CommandItem(entry_id, command, found), command.session_id
-    if b"reply" in fields:
-        reply = WorkerReply.from_json(fields[b"reply"])
-        return NewsItem(entry_id, reply), reply.session_id
-    if b"notice" in fields:
-        notice = Notice.from_json(fields[b"notice"])
-        return NewsItem(entry_id, notice), notice.session_id
-    raise InvalidArgumentError("an inbox entry has one field: command, reply or notice", field="entry")

@@ -63,19 +63,23 @@ class Placement:
         return {name.decode(): int(score) for name, score in pairs}
 
     async def info(self, worker_id: str, last_seen_ms: int = 0) -> WorkerInfo | None:
-        """None while the worker's heartbeat has lapsed."""
+        """None while the worker's heartbeat has lapsed, or while it still loads its model."""
         k = self.keys.worker(worker_id)
         with map_exceptions(k.info):
             raw: Any = await self.client.hgetall(k.info)
             if not raw:
                 return None
             reserved = await self.client.hlen(k.sessions)
-        return WorkerInfo(
-            worker_id, raw[b"incarnation"].decode(), raw[b"model"].decode(), int(raw[b"capacity"]), reserved, last_seen_ms
-        )
+        try:
+            model, capacity = raw[b"model"].decode(), int(raw[b"capacity"])
+            return WorkerInfo(
+                worker_id, raw[b"incarnation"].decode(), model, capacity, reserved, last_seen_ms
+            )
+        except (KeyError, ValueError):
+            return None
 
     async def alive(self) -> list[WorkerInfo]:
-        """Workers whose heartbeat has not lapsed."""
+        """Workers that take sessions."""
         found = [await self.info(name, seen) for name, seen in (await self.worker_ids()).items()]
         return [info for info in found if info is not None]
 
@@ -102,8 +106,12 @@ class Placement:
         """Whether the worker's memory is gone for good: forgotten, or silent for `lost_after_ms`."""
         if worker_id is None:
             return True
-        if self.connected_for_ms() < self.lost_after_ms or await self.info(worker_id) is not None:
+        if self.connected_for_ms() < self.lost_after_ms:
             return False
+        info = self.keys.worker(worker_id).info
+        with map_exceptions(info):
+            if await self.client.exists(info):
+                return False
         seen = (await self.worker_ids()).get(worker_id)
         if seen is None:
             return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.intake import EventQueue
-from actors.session_core import Resync, SessionCore
+from actors.session_core import MAX_MESSAGE, Resync, SessionCore
 from contracts.errors import SessionStateError
 from contracts.identity import new_request_id
 from contracts.lifecycle import LIVE, Status, Trigger
@@ -23,7 +23,8 @@ class Reset:
         core, state = self.core, self.core.held
         if state.status not in LIVE:
             raise SessionStateError(
-                f"session {core.session_id} is {state.status.lower()}, a reset needs active or failed", field="status"
+                f"session {core.session_id} is {state.status.lower()}, a reset needs active or failed",
+                field="status",
             )
         await core.read_to_tail()
         record = InFlight(
@@ -59,10 +60,19 @@ class Reset:
         """Begins the new life, or fails the session where the worker could not reset."""
         core, state = self.core, self.core.held
         if reply.error is not None:
-            failure = Failure(Trigger.RESET_FAILED, "reset_failed", f"{reply.error.code}: {reply.error}")
-            await core.fail(failure, release=True)
+            # The room was reserved for the life that now never begins; the present one has to be released from it.
+            if state.worker is not None:
+                await core.services.placement.reserve(state.worker, core.session_id, state.life)
+            message = f"{reply.error.code}: {reply.error}"[:MAX_MESSAGE]
+            await core.fail(Failure(Trigger.RESET_FAILED, "reset_failed", message), release=True)
             return
-        head = dumps({"command_id": record.command_id, "ok": True, "result": {"life": record.request_id, "chunk_index": 0}})
+        head = dumps(
+            {
+                "command_id": record.command_id,
+                "ok": True,
+                "result": {"life": record.request_id, "chunk_index": 0},
+            }
+        )
 
         async def script() -> Outcome:
             return await core.services.scripts.finish_reset(

@@ -10,14 +10,16 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 from actors.closing import Closing
 from actors.creation import Creation
+from actors.free_run import FreeRun
+from actors.inbox import CommandItem, NewsItem
 from actors.placement import monotonic_ms
 from actors.reset import Reset
-from actors.session_core import Finish, Resync, SessionCore
+from actors.session_core import Finish, Resync, SessionCore, plain_text
 from actors.tick_consumer import TickConsumer
 from actors.worker_news import WorkerNews
 from contracts.errors import (
@@ -25,35 +27,18 @@ from contracts.errors import (
     CommandPoisonedError,
     OwnershipLostError,
     SessionNotFoundError,
-    SessionStateError,
+    TickFailedError,
     WorldlineError,
 )
-from contracts.lifecycle import Status
-from contracts.messages import Command, Kind, Notice, Op, WorkerReply, dumps
-from contracts.session_scripts import Outcome
+from contracts.lifecycle import Status, Trigger
+from contracts.messages import Command, Kind, Op, WorkerReply
+from contracts.session_scripts import Failure, Outcome
 
 POISON_ATTEMPTS: Final = 3
 _DOUBTS: Final = 5
 _BACKOFF_S: Final = 0.2
 
 Step = Callable[[], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class CommandItem:
-    """A command and the inbox entry that carried it; `found` if a claim of the partition found it unfinished."""
-
-    entry_id: str
-    command: Command
-    found: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NewsItem:
-    """A reply or a notice, and the inbox entry that carried it."""
-
-    entry_id: str
-    news: WorkerReply | Notice
 
 
 class Owner(Protocol):
@@ -96,24 +81,27 @@ class SessionActor:
     def __init__(self, make_core: Callable[[Finish], SessionCore], owner: Owner) -> None:
         self.core = make_core(self._finish)
         self.owner = owner
+        self.listed_live = False
+        """The partition's `live` set names the session; whether it still should is looked up at the adoption."""
         self._ticks = TickConsumer(self.core)
         self._creation = Creation(self.core)
         self._reset = Reset(self.core)
         self._closing = Closing(self.core)
+        self._free_run = FreeRun(self.core)
         self._worker_news = WorkerNews(self.core, self._reset, self._closing)
         self._commands: deque[CommandItem] = deque()
         self._news: deque[NewsItem] = deque()
         self._open: dict[str, list[CommandItem]] = {}
+        self._in_hand = ""
         self._stale = True
         self._resend = False
         self._doubts = self._refusals = 0
         self._sent_at_ms = 0.0
-        self._next_tick_ms = 0.0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
-    # -- arrivals -----------------------------------------------------------------------------------------------------
+    # -- arrivals ----------------------------------------------------------------------------------------------
 
     def deliver(self, item: CommandItem | NewsItem) -> None:
         """Queues what arrived."""
@@ -130,13 +118,21 @@ class SessionActor:
 
     async def stop(self) -> None:
         """Ends after the step in hand; what is unfinished stays in the inbox."""
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._end()
         if self._task is not None and self._task is not asyncio.current_task():
             await asyncio.wait([self._task], timeout=2 * _BACKOFF_S + 2)
 
-    # -- the loop -----------------------------------------------------------------------------------------------------
+    def _end(self) -> None:
+        # A timer that outlived its actor would act beside the next one of the same session.
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _retire(self) -> None:
+        self._end()
+        self.owner.idle(self.core.session_id)
+
+    # -- the loop ----------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
         try:
@@ -145,7 +141,7 @@ class SessionActor:
         finally:
             self._task = None
         if not self._stopped and self._forgettable():
-            self.owner.idle(self.core.session_id)
+            self._retire()
 
     def _next_step(self) -> Step | None:
         if self._stale:
@@ -161,30 +157,24 @@ class SessionActor:
         if self._commands:
             return self._take_command
         if self.owner.caught_up and self._tick_due():
-            return self._free_run
+            return self._tick_freely
         return None
 
     def _resend_due(self) -> bool:
         wait_ms = self._sent_at_ms + self.core.services.resend_after_ms - monotonic_ms()
-        if self._resend or wait_ms <= 0:
-            return True
-        self._wake_in(wait_ms)
-        return False
+        return self._resend or self._due(wait_ms)
 
     def _tick_due(self) -> bool:
-        state = self.core.state
-        if state is None or state.status is not Status.ACTIVE or state.pace_ms is None:
-            return False
-        wait_ms = self._next_tick_ms - monotonic_ms()
+        wait_ms = self._free_run.wait_ms()
+        return wait_ms is not None and self._due(wait_ms)
+
+    def _due(self, wait_ms: float) -> bool:
         if wait_ms <= 0:
             return True
-        self._wake_in(wait_ms)
-        return False
-
-    def _wake_in(self, wait_ms: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self.kick)
+        return False
 
     async def _guarded(self, step: Step) -> None:
         """Runs a step. After any doubt about what the broker holds, the state is read again before the next one."""
@@ -203,8 +193,7 @@ class SessionActor:
         except BrokerError as error:
             self.core.log.warning("broker does not answer", error=str(error))
             await asyncio.sleep(_BACKOFF_S)
-        except Exception as error:
-            self.core.log.exception("step failed", step=step.__name__)
+        except Exception as error:  # noqa: BLE001 - whatever it is, one session must not stop the others
             await self._defect(step, error)
         else:
             if step != self._adopt:
@@ -213,67 +202,103 @@ class SessionActor:
         self._stale = True
 
     async def _defect(self, step: Step, error: Exception) -> None:
-        """What raised must not be met again and again: its item is answered or dropped."""
-        refusal = error if isinstance(error, WorldlineError) else InternalError(f"{type(error).__name__}: {error}")
-        if step == self._adopt:  # for instance a corrupt state: nobody can be served until it is repaired
+        """What raised must not be met again and again: it is answered, fails its session, or is dropped."""
+        self.core.log.error("step failed", step=step.__name__, exc_info=error)
+        if not isinstance(error, WorldlineError):
+            error = InternalError(plain_text(error))
+        try:
+            if step == self._take_command:
+                await self._refuse(self._in_hand, error)
+            elif step == self._take_news:
+                await self._give_up(error)
+            elif step == self._tick_freely:
+                await self.core.fail(Failure(Trigger.TICK_FAILED, "state_lost", str(error)), release=True)
+            elif step == self._adopt:  # a corrupt state: nobody can be served until it is repaired
+                await self._abandon(error)
+        except Exception as again:  # noqa: BLE001 - it was logged, and the state is read again
+            self.core.log.warning("no way out", error=str(again))
+        await asyncio.sleep(_BACKOFF_S)
+
+    async def _give_up(self, refusal: WorldlineError) -> None:
+        """The news in hand can't be acted on. A request that waits for it fails, so that it does not wait for ever."""
+        item = self._news.popleft()
+        self.owner.done(item.entry_id)
+        if isinstance(item.news, WorkerReply):
+            error = TickFailedError(str(refusal), code="state_lost")
+            await self._take_reply(replace(item.news, output=None, error=error))
+
+    async def _abandon(self, refusal: WorldlineError) -> None:
+        while self._news:
+            self.owner.done(self._news.popleft().entry_id)
+        while self._commands or self._open:
             for item in self._commands:
                 self._open.setdefault(item.command.command_id, []).append(item)
             self._commands.clear()
-            self._stopped = True
-            self.owner.idle(self.core.session_id)
-        if step in (self._take_news, self._adopt):
-            while self._news:
-                self.owner.done(self._news.popleft().entry_id)
-        for command_id in list(self._open) if step in (self._take_command, self._adopt) else ():
-            await self._refuse(command_id, refusal)
-        await asyncio.sleep(_BACKOFF_S)
+            await self._refuse(next(iter(self._open)), refusal)
+        self._retire()
 
     async def _refuse(self, command_id: str, refusal: WorldlineError) -> None:
         try:
             await self.core.answer(command_id, refusal)
+        except BrokerError:
+            raise  # it stays open, and is looked at anew when the broker is back
         except WorldlineError:
             self.core.log.exception("a command can't be answered", command_id=command_id)
             self._finish(command_id)
 
-    # -- steps --------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------
 
     async def _adopt(self) -> None:
-        await self.core.adopt()
+        core = self.core
+        await core.adopt()
+        if self.listed_live:
+            await core.update_live()
+            self.listed_live = False
         self._stale = False
         self._closing.forget_joined()
-        state = self.core.state
-        self._resend = state is not None and state.inflight is not None
+        flying = core.state.inflight if core.state else None
+        self._resend = flying is not None
         self._sent_at_ms = monotonic_ms()
-        in_flight = state.inflight.command_id if state and state.inflight else None
-        for command_id in [known for known in self._open if known != in_flight]:
-            self._commands.extendleft(reversed(self._open.pop(command_id)))
+        in_flight = flying.command_id if flying else None
+        waiting = [item for name, items in self._open.items() if name != in_flight for item in items]
+        self._open = {name: items for name, items in self._open.items() if name == in_flight}
+        self._commands.extendleft(reversed(waiting))
 
     async def _take_command(self) -> None:
         item = self._commands.popleft()
-        command = item.command
-        self._open.setdefault(command.command_id, []).append(item)
+        self._in_hand = item.command.command_id
+        # Counted once a claim: what is put back after a doubt is not found anew.
+        self._open.setdefault(self._in_hand, []).append(replace(item, found=False))
         async with self.owner.recovery if item.found else nullcontext():
             try:
-                if item.found and await self.owner.attempt(item.entry_id) >= POISON_ATTEMPTS:
-                    raise CommandPoisonedError(f"command {command.command_id} was found unfinished by three owners")
                 await self._handle(item)
             except (OwnershipLostError, BrokerError):
                 raise
             except WorldlineError as error:
-                await self.core.answer(command.command_id, error)
+                await self.core.answer(self._in_hand, error)
         self._sent_at_ms = monotonic_ms()
 
     async def _handle(self, item: CommandItem) -> None:
         command, core = item.command, self.core
         state = core.state
-        if command.op is Op.CREATE:
-            await self._creation.run(command, item.entry_id)
-            return
-        if state is None:
-            raise SessionNotFoundError(f"session {core.session_id} does not exist", field="session_id")
-        flying = state.inflight
+        flying = state.inflight if state else None
         if flying is not None and flying.command_id == command.command_id:
-            return  # found again by a new owner: its answer comes with the reply
+            return  # it came twice, or a new owner found it: its answer comes with the reply
+        if item.found and await self.owner.attempt(item.entry_id) >= POISON_ATTEMPTS:
+            raise CommandPoisonedError(f"command {command.command_id} was found unfinished by three owners")
+        # The tick's script looks itself. The others look here, because they touch other keys before their script.
+        if command.op is not Op.NEXT_CHUNK and await core.was_answered(command.command_id):
+            await core.answer(
+                command.command_id, {}
+            )  # the first answer is given again, this one is not written
+        elif command.op is Op.CREATE:
+            await self._creation.run(command, item.entry_id)
+        elif state is None:
+            raise SessionNotFoundError(f"session {core.session_id} does not exist", field="session_id")
+        else:
+            await self._run(command)
+
+    async def _run(self, command: Command) -> None:
         match command.op:
             case Op.NEXT_CHUNK:
                 await self._begin_tick(command.command_id)
@@ -283,39 +308,23 @@ class SessionActor:
                 reason = command.args.get("reason") or str(command.op)
                 await self._closing.begin(command.command_id, life=command.args.get("life"), reason=reason)
             case Op.RUN | Op.PAUSE:
-                await self._set_pace(command)
+                await self._free_run.set_pace(command)
             case Op.SWEEP:
-                await core.read_to_tail()
-                await core.answer(command.command_id, {"pending": len(core.queue.pending)})
+                await self.core.read_to_tail()
+                await self.core.answer(command.command_id, {"pending": len(self.core.queue.pending)})
 
     async def _begin_tick(self, command_id: str | None) -> None:
-        self._next_tick_ms = monotonic_ms() + ((self.core.state.pace_ms or 0) if self.core.state else 0)
+        self._free_run.began()
         await self._ticks.begin(command_id)
         self._sent_at_ms = monotonic_ms()
 
-    async def _free_run(self) -> None:
+    async def _tick_freely(self) -> None:
         await self._begin_tick(None)
 
-    async def _set_pace(self, command: Command) -> None:
-        core, state = self.core, self.core.held
-        if state.status is not Status.ACTIVE:
-            status = state.status.lower()
-            raise SessionStateError(f"session {core.session_id} is {status}, {command.op} needs active", field="status")
-        pace_ms = command.args.get("pace_ms") or 0 if command.op is Op.RUN else None
-        answer = {"pace_ms": pace_ms}
-        if pace_ms is not None:
-            await core.services.partitions.set_live(core.partition, core.epoch, core.session_id, True)
-        outcome = await core.services.scripts.set_pace(
-            state, command.command_id, pace_ms, dumps({"command_id": command.command_id, "ok": True, "result": answer})
-        )
-        if outcome is Outcome.STATUS:
-            raise Resync
-        await core.reload()
-        self._next_tick_ms = 0.0
-        await core.update_live()
-        core.finish(command.command_id)
-
     async def _take_news(self) -> None:
+        if self._news[0].found:
+            async with self.owner.recovery:
+                await self._count_news()
         item = self._news[0]
         if isinstance(item.news, WorkerReply):
             await self._take_reply(item.news)
@@ -324,11 +333,23 @@ class SessionActor:
         self._news.popleft()
         self.owner.done(item.entry_id)
 
+    async def _count_news(self) -> None:
+        """News that killed the host again and again is not acted on as it stands: its request fails."""
+        item = self._news[0]
+        self._news[0] = counted = replace(item, found=False)
+        if await self.owner.attempt(item.entry_id) >= POISON_ATTEMPTS and isinstance(item.news, WorkerReply):
+            error = TickFailedError("the reply was found unfinished by three owners", code="reducer_failed")
+            self._news[0] = replace(counted, news=replace(item.news, output=None, error=error))
+
     async def _take_reply(self, reply: WorkerReply) -> None:
         """A reply counts only if request id and fence equal those in flight."""
         state = self.core.state
         record = state.inflight if state else None
-        if state is None or record is None or (reply.request_id, reply.fence) != (record.request_id, record.fence):
+        if (
+            state is None
+            or record is None
+            or (reply.request_id, reply.fence) != (record.request_id, record.fence)
+        ):
             self.core.log.debug("reply ignored", request_id=reply.request_id, fence=reply.fence)
             return
         if record.kind is Kind.TICK:
@@ -338,7 +359,7 @@ class SessionActor:
         elif state.status is Status.CLOSING:
             await self._closing.finish(record, reply)
         else:
-            await self._worker_news.released(record)
+            await self._worker_news.released(record, reply.error)
 
     async def _send_again(self) -> None:
         core, state = self.core, self.core.held
@@ -351,12 +372,14 @@ class SessionActor:
             return
         record = replace(state.inflight, fence=state.fence + 1)
         extra = {"tick": self._ticks.rebuild(record)} if record.kind is Kind.TICK else {}
-        outcome = await core.services.scripts.resend(state, record, core.request(record, **extra), state.worker)
+        outcome = await core.services.scripts.resend(
+            state, record, core.request(record, **extra), state.worker
+        )
         if outcome is not Outcome.SENT:
             raise Resync
         core.put_in_flight(record)
 
-    # -- book-keeping -------------------------------------------------------------------------------------------------
+    # -- book-keeping ------------------------------------------------------------------------------------------
 
     def _finish(self, command_id: str) -> None:
         for item in self._open.pop(command_id, ()):

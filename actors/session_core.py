@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -25,6 +25,9 @@ from contracts.state import SessionState
 
 Finish = Callable[[str], None]
 """Called with a command id once its answer is durable."""
+
+MAX_MESSAGE: Final = 2_000
+"""Characters of a foreign error message that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class SessionCore:
         self.log = structlog.get_logger("session").bind(session_id=session_id)
         self._reducer: ControlReducer | None = None
 
-    # -- the mirror ---------------------------------------------------------------------------------------------------
+    # -- the mirror --------------------------------------------------------------------------------------------
 
     async def adopt(self) -> None:
         """Takes the session over, or reads it again after doubt about what a script did."""
@@ -111,9 +114,11 @@ class SessionCore:
 
     def put_in_flight(self, record: InFlight, worker: str | None = None) -> None:
         """Mirrors what a script has just recorded."""
-        self.state = replace(self.held, inflight=record, fence=record.fence, worker=worker or self.held.worker)
+        self.state = replace(
+            self.held, inflight=record, fence=record.fence, worker=worker or self.held.worker
+        )
 
-    # -- events -------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
 
     async def admit(self, entries: Sequence[Entry]) -> None:
         """Takes entries into the queue and moves what can't be applied to `rejected`."""
@@ -122,7 +127,9 @@ class SessionCore:
         floor = max(state.event_floor, *flying) if flying else state.event_floor
         decoded = decode(entries)
         active = state.status is Status.ACTIVE
-        doubtful = {d.event.event_id for d in decoded if d.event and (not active or d.event.event_id <= floor)}
+        doubtful = {
+            d.event.event_id for d in decoded if d.event and (not active or d.event.event_id <= floor)
+        }
         recent = await self.services.store.known_ids(self.session_id, doubtful)
         own = set(state.inflight.entries) if state.inflight else set()
         decoded = [item for item in decoded if item.entry_id not in own]
@@ -141,14 +148,22 @@ class SessionCore:
         if isinstance(self.reducer, ChecksEvents):
             self.reducer.check(event)
 
-    # -- answers and transitions --------------------------------------------------------------------------------------
+    # -- answers and transitions -------------------------------------------------------------------------------
+
+    async def was_answered(self, command_id: str) -> bool:
+        """Whether the command has its answer already."""
+        return await self.services.store.was_answered(self.session_id, command_id)
 
     async def answer(self, command_id: str, result: dict[str, Any] | WorldlineError) -> None:
         """Ends a command that changed nothing."""
-        await self.services.scripts.answer(self.session_id, self.epoch, command_id, answer_text(command_id, result))
+        await self.services.scripts.answer(
+            self.session_id, self.epoch, command_id, answer_text(command_id, result)
+        )
         self.finish(command_id)
 
-    async def move(self, trigger: Trigger, script: Callable[[], Awaitable[Outcome]], wrote: Outcome) -> Outcome:
+    async def move(
+        self, trigger: Trigger, script: Callable[[], Awaitable[Outcome]], wrote: Outcome
+    ) -> Outcome:
         """One lifecycle transition: index, script, memory, index.
 
         Args:
@@ -185,10 +200,16 @@ class SessionCore:
         """Whether the next owner of the partition has to adopt this session without being asked."""
         state = self.state
         running = state is not None and state.status is Status.ACTIVE and state.pace_ms is not None
-        watched = state is not None and state.status is not Status.CLOSED and bool(state.presence_ms or state.idle_ms)
-        await self.services.partitions.set_live(self.partition, self.epoch, self.session_id, running or watched)
+        watched = (
+            state is not None
+            and state.status is not Status.CLOSED
+            and bool(state.presence_ms or state.idle_ms)
+        )
+        await self.services.partitions.set_live(
+            self.partition, self.epoch, self.session_id, running or watched
+        )
 
-    # -- requests -----------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------
 
     def request(self, record: InFlight, **extra: Any) -> WorkerRequest:
         """The worker request of an in-flight record."""
@@ -227,12 +248,14 @@ class SessionCore:
         """
         state = self.held
         waiting = state.inflight.command_id if state.inflight else command_id
-        error = _failed(failure)
+        error = TickFailedError(failure.message, code=failure.code)
         sent = None
         if release and state.worker is not None:
             record = self.release_record()
             sent = (record, self.request(record), state.worker)
-        allowed = [Status.ACTIVE, Status.FAILED] if failure.trigger is Trigger.RESET_FAILED else [Status.ACTIVE]
+        allowed = (
+            [Status.ACTIVE, Status.FAILED] if failure.trigger is Trigger.RESET_FAILED else [Status.ACTIVE]
+        )
         answer = answer_text(waiting, error) if waiting else ""
 
         async def script() -> Outcome:
@@ -240,7 +263,9 @@ class SessionCore:
                 state, failure, allowed=allowed, command_id=waiting or "", answer=answer, release=sent
             )
 
-        self.log.warning("session failed", code=failure.code, message=failure.message, chunk_index=state.chunk_index)
+        self.log.warning(
+            "session failed", code=failure.code, message=failure.message, chunk_index=state.chunk_index
+        )
         if await self.move(failure.trigger, script, Outcome.FAILED) is not Outcome.FAILED:
             raise Resync
         await self.update_live()
@@ -265,5 +290,7 @@ def answer_text(command_id: str, result: dict[str, Any] | WorldlineError) -> str
     return Answer(command_id, result=result).to_json()
 
 
-def _failed(failure: Failure) -> WorldlineError:
-    return TickFailedError(failure.message, code=failure.code)
+def plain_text(error: BaseException) -> str:
+    """What foreign code raised, as text that every message can carry."""
+    text = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
+    return text.encode(errors="replace").decode()

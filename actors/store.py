@@ -74,11 +74,14 @@ class SessionStore:
             await self.client.zadd(self.keys.index(status), {session_id: now})
 
     async def leave(self, session_id: str, old: Status | None, new: Status) -> None:
-        """After a transition: it leaves the index of the old status (CLOSED: the tombstones as well)."""
+        """After a transition: it leaves the index of the old status, and the tombstones where it is none any more.
+
+        Also after one that was refused: `old` is then what it would have become.
+        """
         with map_exceptions("sessions index"):
             if old is not None and old is not new:
                 await self.client.zrem(self.keys.index(old), session_id)
-            if new is Status.CLOSED:
+            if old is Status.CLOSING and new is not Status.CLEANUP_FAILED:
                 await self.client.zrem(self.keys.tombstones, session_id)
 
     async def retry_due(self, session_id: str, due_ms: int) -> None:

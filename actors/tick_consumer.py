@@ -12,8 +12,14 @@ from typing import Any
 
 from actors.intake import EventQueue, PendingEvent, entry_ms
 from actors.reducers.base import PreparedControls, check_prepared
-from actors.session_core import Resync, SessionCore, answer_text
-from contracts.errors import ChunkMetadataError, CommandExpiredError, SessionStateError, WorldlineError
+from actors.session_core import MAX_MESSAGE, Resync, SessionCore, answer_text, plain_text
+from contracts.errors import (
+    FAILURE_CODES,
+    ChunkMetadataError,
+    CommandExpiredError,
+    SessionStateError,
+    WorldlineError,
+)
 from contracts.events import controls_from_json, controls_to_json, loads
 from contracts.identity import new_request_id
 from contracts.lifecycle import Status, Trigger
@@ -37,17 +43,24 @@ class TickConsumer:
         state = core.held
         if state.status is not Status.ACTIVE or state.worker is None:
             status = state.status.lower()
-            raise SessionStateError(f"session {core.session_id} is {status}, a chunk needs active", field="status")
+            raise SessionStateError(
+                f"session {core.session_id} is {status}, a chunk needs active", field="status"
+            )
         tries, below = 0, None
         while True:
             try:
                 record, tick = self._prepare(command_id, core.queue.snapshot(below))
-            except Exception as error:  # a reducer is foreign code
-                failure = Failure(Trigger.TICK_FAILED, "reducer_failed", _text(error))
+            except Exception as error:  # noqa: BLE001 - a reducer is foreign code
+                failure = Failure(Trigger.TICK_FAILED, "reducer_failed", plain_text(error))
                 await core.fail(failure, release=True, command_id=command_id)
                 return
             outcome, newer = await core.services.scripts.begin_tick(
-                state, record, core.request(record, tick=tick), state.worker, cursor=core.queue.cursor, strict=tries == 0
+                state,
+                record,
+                core.request(record, tick=tick),
+                state.worker,
+                cursor=core.queue.cursor,
+                strict=tries == 0,
             )
             if outcome is not Outcome.NEWER:
                 self._begun(outcome, record, command_id)
@@ -60,7 +73,8 @@ class TickConsumer:
         core = self.core
         known = set(core.queue.pending)
         await core.admit(newer)
-        await core.read_to_tail()
+        if len(newer) == core.services.scripts.limits.batch:
+            await core.read_to_tail()
         if tries < _FULL_TRIES:
             return None
         return min(set(core.queue.pending) - known, default=0) if tries == _FULL_TRIES else 0
@@ -121,7 +135,7 @@ class TickConsumer:
             await self._expired(record, reply.error)
             return
         if reply.error is not None:
-            await core.fail(Failure(Trigger.TICK_FAILED, reply.error.code, str(reply.error)), release=True)
+            await core.fail(_failure(reply.error), release=True)
             return
         try:
             output = self._checked(record, reply)
@@ -131,8 +145,8 @@ class TickConsumer:
         prepared = _prepared(record)
         try:
             core.reducer.commit(prepared)
-        except Exception as error:  # a reducer is foreign code
-            await core.fail(Failure(Trigger.TICK_FAILED, "reducer_failed", _text(error)), release=True)
+        except Exception as error:  # noqa: BLE001 - a reducer is foreign code
+            await core.fail(Failure(Trigger.TICK_FAILED, "reducer_failed", plain_text(error)), release=True)
             return
         await self._commit(record, reply, output, prepared)
 
@@ -145,7 +159,10 @@ class TickConsumer:
     async def _expired(self, record: InFlight, error: CommandExpiredError) -> None:
         core = self.core
         answer = answer_text(record.command_id, error) if record.command_id else ""
-        if await core.services.scripts.end_inflight(core.held, record.request_id, answer) is not Outcome.ENDED:
+        if (
+            await core.services.scripts.end_inflight(core.held, record.request_id, answer)
+            is not Outcome.ENDED
+        ):
             raise Resync
         core.state = replace(core.held, inflight=None)
         # Its events are pending again; after a takeover they have not been read here, so the queue is read anew.
@@ -193,6 +210,16 @@ class TickConsumer:
             await core.admit(committed.newer)
 
 
+def _failure(error: WorldlineError) -> Failure:
+    """A worker's error as the session's failure; a code that is none of the failure codes is the model's."""
+    code, message = (
+        (error.code, error.message)
+        if error.code in FAILURE_CODES
+        else ("model_error", f"{error.code}: {error}")
+    )
+    return Failure(Trigger.TICK_FAILED, code, message[:MAX_MESSAGE])
+
+
 def _prepared(record: InFlight) -> PreparedControls:
     state = None if record.reducer_state is None else loads(record.reducer_state, "reducer_state")
     return PreparedControls(controls_from_json(record.controls), state)
@@ -226,7 +253,3 @@ def _entry_fields(result: dict[str, Any]) -> dict[str, str]:
 def _answer_head(command_id: str, result: dict[str, Any]) -> str:
     """The answer without its end: the commit script adds the values that only it knows, and closes it."""
     return dumps({"command_id": command_id, "ok": True, "result": result}).removesuffix("}}") + ","
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -24,7 +24,14 @@ class WorkerWatch:
     """
 
     def __init__(
-        self, client: Client, keys: Keys, store: SessionStore, placement: Placement, *, partitions: int, lost_after_ms: int
+        self,
+        client: Client,
+        keys: Keys,
+        store: SessionStore,
+        placement: Placement,
+        *,
+        partitions: int,
+        lost_after_ms: int,
     ) -> None:
         self.client = client
         self.keys = keys

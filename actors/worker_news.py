@@ -7,7 +7,7 @@ from dataclasses import replace
 from actors.closing import Closing
 from actors.reset import Reset
 from actors.session_core import Resync, SessionCore
-from contracts.errors import NoCapacityError
+from contracts.errors import NoCapacityError, WorldlineError
 from contracts.lifecycle import Status, Trigger
 from contracts.messages import InFlight, Kind, Notice, NoticeKind
 from contracts.session_scripts import Failure, Outcome
@@ -38,7 +38,11 @@ class WorkerNews:
         return await self.lost(state, notice.message or f"worker {notice.worker} is gone")
 
     async def _evicted(self, state: SessionState, notice: Notice) -> None:
-        if state.status is Status.ACTIVE and notice.incarnation == (state.worker_incarnation or notice.incarnation):
+        if state.inflight is not None and state.inflight.kind is Kind.RESET:
+            return  # the reset drops the memory anyway, and the new life has none yet
+        if state.status is Status.ACTIVE and notice.incarnation == (
+            state.worker_incarnation or notice.incarnation
+        ):
             text = notice.message or "another session needed the room"
             await self.core.fail(Failure(Trigger.EVICTED, "evicted", text), release=False)
 
@@ -55,13 +59,19 @@ class WorkerNews:
             await self._fail(message)
         return False
 
-    async def released(self, record: InFlight) -> None:
-        """The release after a failure was answered, or the worker is gone: nothing is left in flight."""
+    async def released(self, record: InFlight, error: WorldlineError | None = None) -> None:
+        """The release after a failure was answered, or the worker is gone: nothing is left in flight.
+
+        With an `error` the worker may still hold the memory, so the room stays reserved until a reset or a close.
+        """
         core, state = self.core, self.core.held
         if await core.services.scripts.end_inflight(state, record.request_id) is not Outcome.ENDED:
             raise Resync
         core.state = replace(state, inflight=None)
-        await core.services.placement.unreserve(state.worker, core.session_id, state.life)
+        if error is None:
+            await core.services.placement.unreserve(state.worker, core.session_id, state.life)
+        else:
+            core.log.warning("release after a failure failed", error=str(error))
 
     async def _elsewhere(self, state: SessionState, record: InFlight | None) -> bool:
         """At chunk 0 and in a reset there is nothing to lose: the session is placed again."""

@@ -77,7 +77,9 @@ class Caller:
 
     async def event(self, event_id: Any, **fields: Any) -> None:
         """A bare event, as a producer in any language adds it."""
-        body = {"event_id": event_id} | {k: v if isinstance(v, str | bytes) else json.dumps(v) for k, v in fields.items()}
+        body = {"event_id": event_id} | {
+            k: v if isinstance(v, str | bytes) else json.dumps(v) for k, v in fields.items()
+        }
         await self.client.xadd(f"{self.base}:events", body, nomkstream=True)
 
     async def state(self) -> dict[str, str]:

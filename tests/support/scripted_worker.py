@@ -44,7 +44,12 @@ class ScriptedWorker:
 
     async def announce(self) -> None:
         seconds, micros = await self.client.time()
-        fields = {"incarnation": self.incarnation, "model": self.model, "capacity": self.capacity, "resident": 0}
+        fields = {
+            "incarnation": self.incarnation,
+            "model": self.model,
+            "capacity": self.capacity,
+            "resident": 0,
+        }
         await self.client.hset(f"wl:{{w:{self.name}}}:info", mapping=fields)
         await self.client.zadd("wl:workers", {self.name: seconds * 1000 + micros // 1000})
 
@@ -99,7 +104,9 @@ def session_of(request: dict[str, str]) -> str:
 
 def output_of(tick: dict[str, Any], **metadata: Any) -> Reply:
     """The output of a tick; `metadata` replaces fields of what must come back."""
-    body = {name: tick[name] for name in ("session_id", "request_id", "chunk_index", "applied_event_ids")} | metadata
+    body = {
+        name: tick[name] for name in ("session_id", "request_id", "chunk_index", "applied_event_ids")
+    } | metadata
     return {
         "metadata": {"ar_diffusion": body},
         "payload": f"memory://{tick['request_id']}",
