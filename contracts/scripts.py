@@ -18,6 +18,7 @@ from redis.exceptions import NoScriptError
 
 from contracts.broker import Client, map_exceptions
 from contracts.errors import (
+    CorruptDataError,
     EventQueueFullError,
     EventStaleError,
     InvalidTypeError,
@@ -30,6 +31,8 @@ from contracts.keys import Keys
 
 _LUA: Final = Path(__file__).parent / "lua"
 _INCLUDE: Final = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
+_WRONG_TYPE: Final = re.compile(r"WRONGTYPE (\S+) (holds a \w+, not a \w+)")
+"""What `include/types.lua` says of a key that holds another type."""
 
 Argument = str | int | bytes
 
@@ -64,12 +67,21 @@ class ScriptRunner:
         Raises BrokerError, BrokerFullError or CorruptDataError. Sending the same call again is safe for every script,
         because each compares before it writes.
         """
-        with map_exceptions(name):
-            try:
-                reply = await self.client.evalsha(_digest(name), len(keys), *keys, *args)
-            except NoScriptError:
-                reply = await self.client.eval(script_source(name), len(keys), *keys, *args)
+        try:
+            with map_exceptions(name):
+                reply = await self._evaluate(name, keys, args)
+        except CorruptDataError as error:
+            wrong = _WRONG_TYPE.search(error.message)
+            if wrong is None:
+                raise
+            raise CorruptDataError(f"wrong type: {wrong[1]} {wrong[2]}", field=wrong[1]) from error
         return [reply[0].decode(), *reply[1:]]
+
+    async def _evaluate(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        try:
+            return await self.client.evalsha(_digest(name), len(keys), *keys, *args)
+        except NoScriptError:
+            return await self.client.eval(script_source(name), len(keys), *keys, *args)
 
 
 class Scripts(ScriptRunner):

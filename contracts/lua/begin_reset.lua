@@ -3,11 +3,16 @@
 -- ARGV: 1 epoch, 2 command id, 3 in-flight record, 4 fence, 5 worker, 6.. field pairs of the worker request
 -- Returns: {BEGUN, now ms}, {ANSWERED}, {STATUS, status}, {BUSY} or a refusal
 -- include: time
+-- include: types
+-- include: memory
 -- include: owner
 -- include: answers
 -- include: send
+local wrong = wrong_type({ 'hash', 'stream', 'hash', 'stream' })
+if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
+despite_full_memory(KEYS[1])
 if answered_before(KEYS[2], KEYS[3], ARGV[2]) then return { 'ANSWERED' } end
 local state = redis.call('HMGET', KEYS[1], 'status', 'inflight')
 if state[1] ~= 'ACTIVE' and state[1] ~= 'FAILED' then return { 'STATUS', state[1] } end

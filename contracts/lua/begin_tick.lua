@@ -6,10 +6,13 @@
 --       9.. field pairs of the worker request
 -- Returns: {BEGUN, now ms}, {NEWER, entries}, {ANSWERED}, {STATUS, status}, {BUSY} or a refusal
 -- include: time
+-- include: types
 -- include: owner
 -- include: answers
 -- include: entries
 -- include: send
+local wrong = wrong_type({ 'hash', 'stream', 'zset', 'stream', 'hash', 'stream' })
+if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
 if answered_before(KEYS[4], KEYS[5], ARGV[2]) then return { 'ANSWERED' } end

@@ -5,11 +5,16 @@
 --       8 ticks to keep (-1: all), 9 last entry id seen, 10 batch, 11.. field pairs of the chunk
 -- Returns: {COMMITTED, now ms, accepted to applied ms ('' for none), newer entries}, {DUP}, {STALE} or a refusal
 -- include: time
+-- include: types
+-- include: memory
 -- include: owner
 -- include: answers
 -- include: entries
+local wrong = wrong_type({ 'hash', 'stream', 'zset', 'stream', 'stream', 'stream', 'hash' })
+if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
+despite_full_memory(KEYS[1])
 local state = redis.call('HMGET', KEYS[1], 'inflight', 'last_request_id', 'chunk_index', 'event_floor', 'max_pending_events')
 local record = state[1] and cjson.decode(state[1])
 if not record or record['request_id'] ~= ARGV[2] or record['kind'] ~= 'tick' then
@@ -23,16 +28,18 @@ end
 local now = now_ms()
 local applied = record['event_ids']
 local floor = #applied > 0 and applied[#applied] or tonumber(state[4])
+local next_index, limit = digits(tonumber(state[3]) + 1), tonumber(state[5])
+if not (floor and limit) then return redis.error_reply('ERR the state lacks event_floor or max_pending_events') end
 put('prompt', record['prompt'])
 put('controls', record['controls'])
 put('reducer_state', record['reducer_state'])
-redis.call('HSET', KEYS[1], 'event_floor', digits(floor), 'chunk_index', digits(tonumber(state[3]) + 1),
+redis.call('HSET', KEYS[1], 'event_floor', digits(floor), 'chunk_index', next_index,
   'last_request_id', ARGV[2], 'worker_incarnation', ARGV[3], 'updated_at_ms', digits(now))
 redis.call('HDEL', KEYS[1], 'inflight')
 for _, entry in ipairs(record['entries']) do redis.call('XDEL', KEYS[2], entry) end
 
 -- Recent ids at or below the floor are kept, at most as many as events may be pending.
-local limit, total = tonumber(state[5]), redis.call('ZCARD', KEYS[3])
+local total = redis.call('ZCARD', KEYS[3])
 if total > limit then
   local above = {}
   local excess = total - limit

@@ -3,10 +3,15 @@
 -- ARGV: 1 epoch, 2 request id, 3 answer for the waiting command ('' for none), 4 cap of answers
 -- Returns: {ENDED}, {STALE} or a refusal
 -- include: time
+-- include: types
+-- include: memory
 -- include: owner
 -- include: answers
+local wrong = wrong_type({ 'hash', 'stream', 'hash' })
+if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
+despite_full_memory(KEYS[1])
 local inflight = redis.call('HGET', KEYS[1], 'inflight')
 local flying = inflight and cjson.decode(inflight)
 if not flying or flying['request_id'] ~= ARGV[2] then return { 'STALE' } end

@@ -5,12 +5,17 @@
 --       12 cap of answers, 13 cap of history, 14 who, 15.. field pairs of the release request
 -- Returns: {FAILED, now ms}, {STATUS, status}, {STALE} or a refusal
 -- include: time
+-- include: types
+-- include: memory
 -- include: owner
 -- include: answers
 -- include: history
 -- include: send
+local wrong = wrong_type({ 'hash', 'stream', 'hash', 'stream', 'stream' })
+if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
+despite_full_memory(KEYS[1])
 local state = redis.call('HMGET', KEYS[1], 'status', 'inflight', 'life')
 if not string.find(',' .. ARGV[5] .. ',', ',' .. state[1] .. ',', 1, true) then return { 'STATUS', state[1] } end
 local flying = state[2] and cjson.decode(state[2])['request_id'] or ''

@@ -3,11 +3,16 @@
 -- ARGV: 1 epoch, 2 request id, 3 error text, 4 answer, 5 cap of answers, 6 cap of history, 7 who
 -- Returns: {CLEANUP_FAILED, attempts so far, now ms}, {STALE} or a refusal
 -- include: time
+-- include: types
+-- include: memory
 -- include: owner
 -- include: answers
 -- include: history
+local wrong = wrong_type({ 'hash', 'stream', 'hash', 'stream' })
+if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
+despite_full_memory(KEYS[1])
 local state = redis.call('HMGET', KEYS[1], 'status', 'inflight')
 local flying = state[2] and cjson.decode(state[2])
 if state[1] ~= 'CLOSING' or not flying or flying['request_id'] ~= ARGV[2] then return { 'STALE' } end

@@ -4,21 +4,27 @@
 --       7 cap of rejected, 8 who
 -- Returns: {RESET, floor, now ms}, {DUP}, {STALE} or a refusal
 -- include: time
+-- include: types
+-- include: memory
 -- include: owner
 -- include: answers
 -- include: history
 -- include: entries
 -- include: drop_events
+local wrong = wrong_type({ 'hash', 'stream', 'zset', 'stream', 'stream', 'hash', 'stream' })
+if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
+despite_full_memory(KEYS[1])
 local state = redis.call('HMGET', KEYS[1], 'inflight', 'life', 'event_floor', 'status')
 local flying = state[1] and cjson.decode(state[1])
 if not flying or flying['request_id'] ~= ARGV[2] then
   if state[2] == ARGV[2] then return { 'DUP' } end
   return { 'STALE' }
 end
-local now, floor = now_ms(), tonumber(state[3])
-local newest = drop_events(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[7], 'reset')
+local now, floor, totals = now_ms(), tonumber(state[3]), read_totals(KEYS[1])
+if not floor then return redis.error_reply('ERR the state lacks event_floor') end
+local newest = drop_events(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[7], 'reset', totals)
 if newest then floor = math.max(floor, newest) end
 redis.call('HSET', KEYS[1], 'status', 'ACTIVE', 'life', ARGV[2], 'chunk_index', '0', 'event_floor', digits(floor),
   'controls', '[]', 'updated_at_ms', digits(now))

@@ -3,9 +3,14 @@
 -- ARGV: 1 epoch, 2 cap of rejected, 3.. groups of five: entry id, event id as written, reason, message, forget (1|0)
 -- Returns: {REJECTED, how many} or a refusal
 -- include: time
+-- include: types
+-- include: memory
 -- include: owner
+local wrong = wrong_type({ 'hash', 'stream', 'zset', 'stream' })
+if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
+despite_full_memory(KEYS[1])
 local totals = cjson.decode(redis.call('HGET', KEYS[1], 'rejected_total') or '{}')
 local count = 0
 for i = 3, #ARGV, 5 do
@@ -18,5 +23,10 @@ for i = 3, #ARGV, 5 do
     count = count + 1
   end
 end
-redis.call('HSET', KEYS[1], 'rejected_total', cjson.encode(totals))
+if count > 0 then
+  redis.call('HSET', KEYS[1], 'rejected_total', cjson.encode(totals))
+  -- What is swept after the close expires with the rest.
+  local left_ms = redis.call('PTTL', KEYS[1])
+  if left_ms > 0 then redis.call('PEXPIRE', KEYS[4], digits(left_ms)) end
+end
 return { 'REJECTED', count }

@@ -3,10 +3,15 @@
 -- ARGV: 1 epoch, 2 command id, 3 pace ms ('' to stop), 4 answer, 5 cap of answers
 -- Returns: {DONE}, {ANSWERED}, {STATUS, status} or a refusal
 -- include: time
+-- include: types
+-- include: memory
 -- include: owner
 -- include: answers
+local wrong = wrong_type({ 'hash', 'stream', 'hash' })
+if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
+despite_full_memory(KEYS[1])
 if answered_before(KEYS[2], KEYS[3], ARGV[2]) then return { 'ANSWERED' } end
 local status = redis.call('HGET', KEYS[1], 'status')
 if status ~= 'ACTIVE' then return { 'STATUS', status } end

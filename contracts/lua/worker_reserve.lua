@@ -3,6 +3,9 @@
 -- ARGV: 1 session id, 2 life, 3 '1' to go over the capacity
 -- Returns: {RESERVED}, {FULL} or {GONE} (the worker is not alive, or still loads its model)
 -- include: time
+-- include: types
+local wrong = wrong_type({ 'hash', 'hash' })
+if wrong then return wrong end
 local capacity = redis.call('HGET', KEYS[2], 'capacity')
 if not capacity then return { 'GONE' } end
 local present = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1

@@ -2,6 +2,9 @@
 -- KEYS: 1 sessions
 -- ARGV: 1 session id, 2 life ('' for any)
 -- Returns: {REMOVED} or {KEPT}
+-- include: types
+local wrong = wrong_type({ 'hash' })
+if wrong then return wrong end
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
 if not entry then return { 'KEPT' } end
 if ARGV[2] ~= '' then

@@ -1,6 +1,7 @@
--- The event id of a stream entry's fields as written, or nil.
+-- The event id of a stream entry's fields as written, or nil. Of a field that comes twice the last one counts, as it
+-- does for every reader that makes a mapping of the fields.
 local function raw_event_id(fields)
-  for i = 1, #fields, 2 do
+  for i = #fields - 1, 1, -2 do
     if fields[i] == 'event_id' then return fields[i + 1] end
   end
   return nil
