@@ -45,3 +45,4 @@ def configure_logging(level: str, log_format: str) -> None:
         )
     )
     logging.basicConfig(level=number, handlers=[handler], force=True)
+    logging.getLogger("transitions").setLevel(max(number, logging.WARNING))  # it tells of each callback at info

@@ -53,7 +53,7 @@ def _write_moving(made: Sequence[DemoChunk], path: Path) -> None:
         append_images=pictures[1:],
         duration=round(1000 / FRAMES_PER_SECOND),
         loop=0,
-        quality=82,
+        quality=90,
         method=2,
     )
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from contracts.broker import blocking_client, command_client
@@ -120,3 +121,25 @@ class Answerer:
                 await task
         await self.client.aclose()
         await self._reader.aclose()
+
+
+@contextlib.contextmanager
+def answerer_in_thread(url: str) -> Iterator[Answerer]:
+    """An answerer with a loop of its own, for tests that block."""
+    started: list[Answerer] = []
+    ready, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with Answerer(url) as running:
+            started.append(running)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(10), "the answerer did not start"
+    try:
+        yield started[0]
+    finally:
+        done.set()
+        thread.join(10)

@@ -1,6 +1,5 @@
 """The client without an event loop."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 
@@ -11,28 +10,14 @@ from actors.sync_client import SyncSessionClient
 from contracts.errors import BrokerError, SessionNotFoundError, WorldlineError
 from contracts.lifecycle import Status
 from contracts.messages import Op
-from support.answerer import Answerer, chunk_fields
+from support.answerer import Answerer, answerer_in_thread, chunk_fields
 from support.broker import RealBroker
 
 
 @pytest.fixture
 def served(broker: RealBroker) -> Iterator[Answerer]:
-    """An answerer in a thread of its own, because these tests block."""
-    answerer: list[Answerer] = []
-    ready, done = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with Answerer(broker.url) as running:
-            answerer.append(running)
-            ready.set()
-            await asyncio.to_thread(done.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(10)
-    yield answerer[0]
-    done.set()
-    thread.join(10)
+    with answerer_in_thread(broker.url) as running:
+        yield running
 
 
 def test_the_same_calls_block(served: Answerer, broker: RealBroker) -> None:
