@@ -32,7 +32,6 @@ class Creation:
         worker = await placement.place(args.model, core.session_id, life)
         outcome = await self._write(command, args, life, worker)
         if outcome is Outcome.CREATED:
-            await core.update_live()
             core.finish(command.command_id)
             return
         if core.state is None or core.state.life != life:

@@ -77,7 +77,13 @@ class EventQueue:
     pending: dict[int, PendingEvent] = field(default_factory=dict)
 
     def admit(
-        self, entries: Sequence[Decoded], *, floor: int, recent: Collection[int], check: Check, active: bool = True
+        self,
+        entries: Sequence[Decoded],
+        *,
+        floor: int,
+        recent: Collection[int],
+        check: Check,
+        active: bool = True,
     ) -> list[Rejection]:
         """Takes in what can be applied and returns the rest with its reasons.
 
@@ -94,7 +100,8 @@ class EventQueue:
                 self.pending[item.event.event_id] = PendingEvent(item.entry_id, item.event)
             elif reason is not None:
                 forget = item.event is not None and reason not in _KEEPS_ID
-                rejections.append(Rejection(item.entry_id, item.raw_id, reason, message[:_MESSAGE_LENGTH], forget))
+                text = message[:_MESSAGE_LENGTH].encode(errors="replace").decode()  # reducers say anything
+                rejections.append(Rejection(item.entry_id, item.raw_id, reason, text, forget))
             self.cursor = item.entry_id
         return rejections
 
@@ -116,7 +123,7 @@ class EventQueue:
             return RejectReason.QUEUE_FULL, f"the event queue is full ({self.limit} pending)"
         try:
             check(item.event)
-        except Exception as error:  # a reducer is foreign code: whatever it raises is about this event
+        except Exception as error:  # noqa: BLE001 - a reducer is foreign code; this is about the event
             return RejectReason.INVALID_CONTROL, str(error)
         return None, ""
 

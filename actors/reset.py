@@ -83,6 +83,5 @@ class Reset:
         if outcome is not Outcome.RESET:
             raise Resync
         core.queue = EventQueue(limit=state.max_pending_events)
-        await core.update_live()
         if record.command_id:
             core.finish(record.command_id)

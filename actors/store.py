@@ -6,14 +6,17 @@ taken from the old one after, so that a crash leaves an entry too many, never on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 
 from contracts.broker import Client, map_exceptions
 from contracts.keys import Keys
 from contracts.lifecycle import Status
 from contracts.session_scripts import Entry, parse_entries
 from contracts.state import SessionState
+
+ENDING: Final = frozenset({Status.CLOSING, Status.CLEANUP_FAILED})
+"""States in which a session is in the tombstones."""
 
 
 class SessionStore:
@@ -73,15 +76,13 @@ class SessionStore:
                 await self.client.zadd(self.keys.tombstones, {session_id: now})
             await self.client.zadd(self.keys.index(status), {session_id: now})
 
-    async def leave(self, session_id: str, old: Status | None, new: Status) -> None:
-        """After a transition: it leaves the index of the old status, and the tombstones where it is none any more.
-
-        Also after one that was refused: `old` is then what it would have become.
-        """
+    async def settle(self, session_id: str, status: Status | None, others: Collection[Status]) -> None:
+        """After a transition: of the indexes `others` it stays only in that of its status, None without a session."""
         with map_exceptions("sessions index"):
-            if old is not None and old is not new:
-                await self.client.zrem(self.keys.index(old), session_id)
-            if old is Status.CLOSING and new is not Status.CLEANUP_FAILED:
+            for other in others:
+                if other is not status:
+                    await self.client.zrem(self.keys.index(other), session_id)
+            if Status.CLOSING in others and status not in ENDING:
                 await self.client.zrem(self.keys.tombstones, session_id)
 
     async def retry_due(self, session_id: str, due_ms: int) -> None:

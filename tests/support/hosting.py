@@ -11,7 +11,10 @@ import redis.asyncio
 
 from actors.config import HostSettings
 from actors.host import Host
+from contracts.events import ARDiffusionEventReceipt, ARDiffusionSessionEvent, parse_controls
 from contracts.identity import partition_of
+from contracts.keys import Keys
+from contracts.scripts import Scripts
 
 
 @asynccontextmanager
@@ -36,13 +39,14 @@ class Caller:
         self.client = client
         self.session_id = session_id
         self.base = f"wl:{{{session_id}}}"
+        self.inbox = f"wl:{{p{partition_of(session_id, 8)}}}:inbox"
+        self._scripts = Scripts(client, Keys())
 
     async def send(self, op: str, command_id: str | None = None, **args: Any) -> str:
         """Adds a command to the inbox; returns its id."""
         command_id = command_id or secrets.token_hex(8)
         body = {"op": op, "session_id": self.session_id, "command_id": command_id, "args": args}
-        inbox = f"wl:{{p{partition_of(self.session_id, 8)}}}:inbox"
-        await self.client.xadd(inbox, {"command": json.dumps(body)})
+        await self.client.xadd(self.inbox, {"command": json.dumps(body)})
         return command_id
 
     async def answer_to(self, command_id: str, timeout_s: float = 10) -> dict[str, Any]:
@@ -81,6 +85,17 @@ class Caller:
             k: v if isinstance(v, str | bytes) else json.dumps(v) for k, v in fields.items()
         }
         await self.client.xadd(f"{self.base}:events", body, nomkstream=True)
+
+    async def accept(
+        self, event_id: int, prompt: str | None = None, *controls: Any
+    ) -> ARDiffusionEventReceipt:
+        """An event with all checks; the typed errors are raised."""
+        event = ARDiffusionSessionEvent(event_id, prompt, parse_controls(controls))
+        return await self._scripts.accept_event(self.session_id, event)
+
+    async def pending(self) -> int:
+        """How many events lie in the stream."""
+        return await self.client.xlen(f"{self.base}:events")
 
     async def state(self) -> dict[str, str]:
         """The state hash."""

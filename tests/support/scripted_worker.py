@@ -1,11 +1,13 @@
 """A worker that a test scripts: it reads requests and answers as it is told, without an engine.
 
-It shares nothing with `gpu_worker`; it speaks the wire format only.
+It shares nothing with `gpu_worker`; it speaks the wire format only. As every worker it drops what comes under a lower
+fence than it has seen, and answers a request that has run from its record.
 """
 
 import asyncio
 import json
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +16,16 @@ import redis.asyncio
 Reply = dict[str, Any]
 Script = Callable[[dict[str, str]], Reply | None]
 
+SILENCE: Reply = {"silence": True}
+"""What a script returns where the worker is to send nothing."""
+
 
 class ScriptedWorker:
     """Announces itself under a name and answers each request.
 
     `on_request` may return the reply's `output` or `error` part to replace the usual one, or None for the usual one;
-    `hold` keeps requests waiting until it is set again. `requests` is everything that arrived.
+    `gate` keeps requests waiting while it is cleared. `requests` is everything that arrived, `runs` how often each
+    request id was carried out.
     """
 
     def __init__(self, url: str, *, name: str = "w0", model: str = "scripted", capacity: int = 64) -> None:
@@ -30,28 +36,41 @@ class ScriptedWorker:
         self.gate = asyncio.Event()
         self.gate.set()
         self.requests: list[dict[str, str]] = []
+        self.runs: Counter[str] = Counter()
         self.cursor = "0-0"
+        self._records: dict[str, Reply] = {}
+        self._fences: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "ScriptedWorker":
         await self.announce()
-        self._task = asyncio.create_task(self._run())
+        self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
         await self.client.aclose()
 
-    async def announce(self) -> None:
-        seconds, micros = await self.client.time()
-        fields = {
+    async def announce(self, **fields: Any) -> None:
+        """Writes its info and enters the index of workers; `fields` are added to the info."""
+        usual = {
             "incarnation": self.incarnation,
             "model": self.model,
             "capacity": self.capacity,
             "resident": 0,
         }
-        await self.client.hset(f"wl:{{w:{self.name}}}:info", mapping=fields)
-        await self.client.zadd("wl:workers", {self.name: seconds * 1000 + micros // 1000})
+        await self.client.hset(f"wl:{{w:{self.name}}}:info", mapping=usual | fields)
+        await self.client.zadd("wl:workers", {self.name: await self._now_ms()})
+
+    async def vanish(self, silent_for_ms: int = 3_600_000) -> None:
+        """Stops, as if killed and silent for so long: its info is gone, its place in the index is old."""
+        await self.stop()
+        await self.client.delete(f"wl:{{w:{self.name}}}:info")
+        await self.client.zadd("wl:workers", {self.name: await self._now_ms() - silent_for_ms})
+
+    def start(self) -> None:
+        """Begins to read, with what lies in the stream."""
+        self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -62,6 +81,17 @@ class ScriptedWorker:
     def kinds(self) -> list[str]:
         """The kinds of all requests so far."""
         return [request["kind"] for request in self.requests]
+
+    def ticks(self) -> list[dict[str, Any]]:
+        """The ticks of all requests so far, decoded."""
+        return [json.loads(request["tick"]) for request in self.requests if request["kind"] == "tick"]
+
+    async def arrived(self, count: int, timeout_s: float = 10) -> dict[str, str]:
+        """Waits until so many requests have arrived; returns the last of them."""
+        async with asyncio.timeout(timeout_s):
+            while len(self.requests) < count:
+                await asyncio.sleep(0.005)
+        return self.requests[count - 1]
 
     async def _run(self) -> None:
         stream = f"wl:{{w:{self.name}}}:requests"
@@ -74,13 +104,34 @@ class ScriptedWorker:
             request = {name.decode(): value.decode() for name, value in raw.items()}
             self.requests.append(request)
             await self.gate.wait()
-            await self.answer(request)
+            await self._serve(request)
             await self.client.xdel(stream, entry_id)
 
-    async def answer(self, request: dict[str, str], **changes: Any) -> None:
-        """Sends the reply to one request; `changes` replace fields of it."""
+    async def _serve(self, request: dict[str, str]) -> None:
+        session_id, fence, request_id = session_of(request), int(request["fence"]), request["request_id"]
+        if fence < self._fences.get(session_id, 0):
+            return
+        self._fences[session_id] = fence
+        if request_id not in self._records:
+            self.runs[request_id] += 1
+            self._records[request_id] = self.reply_to(request)
+        reply = self._records[request_id]
+        if isinstance(reply.get("error"), dict) and reply["error"]["code"] == "expired":  # it has not run
+            del self._records[request_id]
+            self.runs[request_id] -= 1
+        if "silence" not in reply:
+            await self.send(request, **reply)
+
+    def reply_to(self, request: dict[str, str]) -> Reply:
+        """What it answers to a request, but for what each delivery has of its own."""
         part = self.on_request(request) if self.on_request else None
-        reply: Reply = {
+        if part is None:
+            part = {"output": output_of(json.loads(request["tick"]))} if request["kind"] == "tick" else {}
+        return part
+
+    async def send(self, request: dict[str, str], **parts: Any) -> None:
+        """Sends a reply to a request: the usual envelope with `parts` in it."""
+        reply = {
             "session_id": session_of(request),
             "request_id": request["request_id"],
             "fence": int(request["fence"]),
@@ -88,13 +139,26 @@ class ScriptedWorker:
             "incarnation": self.incarnation,
             "queued_ms": 1,
             "executed_ms": 2,
-        }
-        if part is not None:
-            reply |= part
-        elif request["kind"] == "tick":
-            reply["output"] = output_of(json.loads(request["tick"]))
-        reply |= changes
+        } | parts
         await self.client.xadd(request["reply_to"], {"reply": json.dumps(reply)})
+
+    async def tell(
+        self, kind: str, session_id: str, inbox: str, *, life: str, incarnation: str = "", worker: str = ""
+    ) -> None:
+        """Adds a notice about a session to an inbox."""
+        notice = {
+            "kind": kind,
+            "session_id": session_id,
+            "worker": worker or self.name,
+            "life": life,
+            "incarnation": incarnation or self.incarnation,
+            "message": "told by a test",
+        }
+        await self.client.xadd(inbox, {"notice": json.dumps(notice)})
+
+    async def _now_ms(self) -> int:
+        seconds, micros = await self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
 
 
 def session_of(request: dict[str, str]) -> str:
@@ -104,11 +168,9 @@ def session_of(request: dict[str, str]) -> str:
 
 def output_of(tick: dict[str, Any], **metadata: Any) -> Reply:
     """The output of a tick; `metadata` replaces fields of what must come back."""
-    body = {
-        name: tick[name] for name in ("session_id", "request_id", "chunk_index", "applied_event_ids")
-    } | metadata
+    names = ("session_id", "request_id", "chunk_index", "applied_event_ids")
     return {
-        "metadata": {"ar_diffusion": body},
+        "metadata": {"ar_diffusion": {name: tick[name] for name in names} | metadata},
         "payload": f"memory://{tick['request_id']}",
         "content_type": "application/octet-stream",
         "sha256": "0" * 64,
@@ -116,12 +178,16 @@ def output_of(tick: dict[str, Any], **metadata: Any) -> Reply:
     }
 
 
-def failing(code: str = "model_error", message: str = "boom") -> Script:
-    """A script that answers every tick with an error."""
+def failing(
+    code: str = "model_error", message: str = "boom", *, kind: str = "tick", times: int = 1_000_000
+) -> Script:
+    """A script that answers the next `times` requests of a kind with an error."""
+    left = [times]
 
     def script(request: dict[str, str]) -> Reply | None:
-        if request["kind"] != "tick":
+        if request["kind"] != kind or not left[0]:
             return None
+        left[0] -= 1
         return {"error": {"code": code, "message": message, "field": None, "retryable": False}}
 
     return script
