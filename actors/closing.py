@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.session_core import Resync, SessionCore, answer_text
 from contracts.errors import SessionStateError, WorldlineError
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import InFlight, WorkerReply
+from contracts.messages import Command, Condition, InFlight, WorkerReply
 from contracts.session_scripts import Outcome
 
 
@@ -16,9 +16,11 @@ class Closing:
         self.core = core
         self._joined: list[str] = []
 
-    async def begin(self, command_id: str, *, life: str | None, reason: str) -> None:
+    async def begin(self, command: Command) -> None:
         """Puts the release in flight, joins the running one, or answers at once where the session is CLOSED."""
-        core, state = self.core, self.core.held
+        core, state, command_id = self.core, self.core.held, command.command_id
+        life, reason = command.args.get("life"), command.args.get("reason") or str(command.op)
+        only_if = Condition(command.args["only_if"]) if command.args.get("only_if") else None
         if life is not None and life != state.life:
             raise SessionStateError(
                 f"session {core.session_id} lives another life, {state.life}", field="life"
@@ -36,9 +38,13 @@ class Closing:
         request = None if gone else core.request(record)
 
         async def script() -> Outcome:
-            return await core.services.scripts.begin_close(state, record, request, state.worker, reason)
+            return await core.services.scripts.begin_close(
+                state, record, request, state.worker, reason, only_if=only_if
+            )
 
         outcome = await core.move(Trigger.CLOSE_REQUESTED, script, Outcome.BEGUN)
+        if outcome is Outcome.KEPT:
+            raise SessionStateError(f"session {core.session_id} is not {only_if} any more", field="only_if")
         if outcome is Outcome.ANSWERED:
             core.finish(command_id)
         elif outcome is not Outcome.BEGUN:
@@ -68,6 +74,7 @@ class Closing:
         await core.services.placement.unreserve(state.worker, core.session_id, state.life)
         if await core.move(Trigger.CLEANUP_SUCCEEDED, script, Outcome.CLOSED) is not Outcome.CLOSED:
             raise Resync
+        await core.update_live()
         await self._answer_all(record, {"status": Status.CLOSED})
 
     async def _not_released(self, record: InFlight, error: WorldlineError) -> None:
@@ -81,10 +88,10 @@ class Closing:
 
         async def script() -> Outcome:
             nonlocal due_ms
-            outcome, _, now_ms = await core.services.scripts.fail_close(
+            outcome, failures, now_ms = await core.services.scripts.fail_close(
                 state, record.request_id, str(error), answer
             )
-            due_ms = now_ms + core.services.retry_after_ms
+            due_ms = now_ms + core.services.close_retry.pause_ms(failures)
             return outcome
 
         if (

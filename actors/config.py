@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from contracts.broker import redact
 from contracts.config import Milliseconds, SharedSettings
@@ -17,8 +17,14 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _ANSWER_MARGIN_S: Final = 5.0
 
 
-def _default_host_id() -> str:
-    name = _NOT_IN_NAMES.sub("-", socket.gethostname())[:48] or "host"
+def _checked_name(value: str, what: str) -> str:
+    if _NAME.fullmatch(value) is None:
+        raise ValueError(f"{what} has 1 to 64 letters, digits, '.', '_' or '-'")
+    return value
+
+
+def _name_of_this_process() -> str:
+    name = _NOT_IN_NAMES.sub("-", socket.gethostname())[:48] or "localhost"
     return f"{name}-{os.getpid()}"
 
 
@@ -26,31 +32,27 @@ class HostSettings(SharedSettings):
     """What a session host needs beyond what all share.
 
     `host_id` differs from process to process by default. `partitions` counts only when the first host of a broker
-    writes it down; all later ones use what is written.
+    writes it down; all later ones use what is written. `close_retry_first_ms` and `close_retry_longest_ms` bound the
+    time after which a close that failed is due again.
     """
 
-    host_id: str = Field(default_factory=_default_host_id)
+    host_id: str = Field(default_factory=_name_of_this_process)
     overcommit: bool = False
     partitions: Annotated[int, Field(gt=0, le=1024)] = 8
-    jobs_url: SecretStr | None = None
     closed_retention_ms: Milliseconds = 3_600_000
-    reconcile_ms: Milliseconds = 30_000
+    close_retry_first_ms: Milliseconds = 1_000
+    close_retry_longest_ms: Milliseconds = 600_000
 
     @field_validator("host_id")
     @classmethod
     def _legal_name(cls, value: str) -> str:
-        if _NAME.fullmatch(value) is None:
-            raise ValueError("a host id has 1 to 64 letters, digits, '.', '_' or '-'")
-        return value
+        return _checked_name(value, "a host id")
 
-    @property
-    def jobs_broker_url(self) -> str:
-        """Where the janitor's jobs are queued: `jobs_url`, or the broker itself; password included."""
-        return self.url if self.jobs_url is None else self.jobs_url.get_secret_value()
-
-    @property
-    def shown_jobs_url(self) -> str:
-        return redact(self.jobs_broker_url)
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.close_retry_longest_ms < self.close_retry_first_ms:
+            raise ValueError("close_retry_longest_ms must not be shorter than close_retry_first_ms")
+        return self
 
 
 class ClientSettings(SharedSettings):
@@ -65,3 +67,31 @@ class ClientSettings(SharedSettings):
     def host_wait_s(self) -> float:
         """How long a client waits for a host before it sends anything: time enough for a takeover."""
         return 2 * self.lease_ms / 1000
+
+
+class JanitorSettings(ClientSettings):
+    """What a janitor needs beyond what clients need; `closed_retention_ms` as the hosts have it.
+
+    `reconcile_ms` is the period in which it compares what ought to be with what is. A close that has failed
+    `close_attempts_limit` times is not retried any more: it stays a tombstone that people see.
+    """
+
+    janitor_id: str = Field(default_factory=_name_of_this_process)
+    jobs_url: SecretStr | None = None
+    reconcile_ms: Milliseconds = 30_000
+    closed_retention_ms: Milliseconds = 3_600_000
+    close_attempts_limit: Annotated[int, Field(gt=0)] = 50
+
+    @field_validator("janitor_id")
+    @classmethod
+    def _legal_name(cls, value: str) -> str:
+        return _checked_name(value, "a janitor id")
+
+    @property
+    def jobs_broker_url(self) -> str:
+        """Where the janitor's jobs are queued: `jobs_url`, or the broker itself; password included."""
+        return self.url if self.jobs_url is None else self.jobs_url.get_secret_value()
+
+    @property
+    def shown_jobs_url(self) -> str:
+        return redact(self.jobs_broker_url)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import structlog
 
+from actors.close_retry import CloseRetry
 from actors.config import HostSettings
 from actors.fsm import Lifecycle
 from actors.partition import Partition
@@ -70,6 +71,7 @@ class Host:
             placement=placement,
             lifecycle=Lifecycle(),
             resend_after_ms=settings.queue_limit_ms + settings.execution_limit_ms,
+            close_retry=CloseRetry(settings.close_retry_first_ms, settings.close_retry_longest_ms),
         )
 
     # -- start -------------------------------------------------------------------------------------------------

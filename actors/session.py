@@ -305,8 +305,7 @@ class SessionActor:
             case Op.RESET:
                 await self._reset.begin(command.command_id)
             case Op.CLOSE | Op.DISCONNECT:
-                reason = command.args.get("reason") or str(command.op)
-                await self._closing.begin(command.command_id, life=command.args.get("life"), reason=reason)
+                await self._closing.begin(command)
             case Op.RUN | Op.PAUSE:
                 await self._free_run.set_pace(command)
             case Op.SWEEP:

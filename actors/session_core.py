@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import structlog
 
+from actors.close_retry import CloseRetry
 from actors.fsm import Lifecycle
 from actors.intake import EventQueue, decode
 from actors.placement import Placement
@@ -37,7 +37,7 @@ class Services:
 
     Args:
         resend_after_ms: a request without answer or notice for so long is sent again.
-        retry_after_ms: when the first retry of a failed close is due.
+        close_retry: when a close that failed is due again.
     """
 
     scripts: SessionScripts
@@ -46,7 +46,7 @@ class Services:
     placement: Placement
     lifecycle: Lifecycle
     resend_after_ms: int
-    retry_after_ms: int = 1_000
+    close_retry: CloseRetry = field(default_factory=CloseRetry)
 
 
 class SessionCore:
@@ -74,7 +74,6 @@ class SessionCore:
         self.log = structlog.get_logger("session").bind(session_id=session_id)
         self._reducer: ControlReducer | None = None
 
-        self._unsettled: set[Status] = set()
     # -- the mirror --------------------------------------------------------------------------------------------
 
     async def adopt(self) -> None:
@@ -82,7 +81,6 @@ class SessionCore:
         self._mirror(await self.services.scripts.adopt(self.session_id, self.epoch))
         self.queue = EventQueue(limit=self.state.max_pending_events if self.state else 0)
 
-        await self._settle()
     async def reload(self) -> None:
         """Reads the state after a transition; the event queue stays as it was read."""
         self._mirror(await self.services.store.load(self.session_id))
@@ -167,20 +165,19 @@ class SessionCore:
     async def move(
         self, trigger: Trigger, script: Callable[[], Awaitable[Outcome]], wrote: Outcome
     ) -> Outcome:
-        """One lifecycle transition: index, script, memory, and what follows from the new state.
+        """One lifecycle transition: index, script, memory, index.
 
         Args:
             trigger: what happens.
             script: runs the script.
             wrote: the outcome with which it says that it wrote.
 
-        Returns the outcome; unless it is `wrote`, nothing has changed.
+        Returns the outcome; unless it is `wrote`, nothing has changed but an index entry too many, which is taken back.
         """
-        services, old = self.services, self.state.status if self.state else Status.CLOSED
-        target = services.lifecycle.check(old, trigger)
+        services, old = self.services, self.state.status if self.state else None
+        target = services.lifecycle.check(old or Status.CLOSED, trigger)
         outcome = Outcome.STALE
         await services.store.enter(self.session_id, target)
-        self._unsettled |= {old, target}
 
         async def persist() -> Status:
             nonlocal outcome
@@ -189,25 +186,18 @@ class SessionCore:
                 raise _Refused
             return target
 
-        with suppress(_Refused):
-            await services.lifecycle.move(old, trigger, persist)
+        try:
+            await services.lifecycle.move(old or Status.CLOSED, trigger, persist)
+        except _Refused:
+            await self.reload()
+            if self.state is None or self.state.status is not target:
+                await services.store.leave(self.session_id, target, old or Status.CLOSED)
+            return outcome
         await self.reload()
-        await self._settle()
+        await services.store.leave(self.session_id, old, target)
         return outcome
 
     async def update_live(self) -> None:
-    async def _settle(self) -> None:
-        """What follows from a state, on other slots than its own; also after a script that was not heard of."""
-        if not self._unsettled:
-            return
-        state = self.state
-        await self.services.store.settle(self.session_id, state.status if state else None, self._unsettled)
-        await self.update_live()
-        if state is not None and state.status is Status.FAILED and state.inflight is None:
-            # No release was due, so nothing of the session is left on the worker.
-            await self.services.placement.unreserve(state.worker, self.session_id, state.life)
-        self._unsettled.clear()
-
         """Whether the next owner of the partition has to adopt this session without being asked."""
         state = self.state
         running = state is not None and state.status is Status.ACTIVE and state.pace_ms is not None
@@ -279,6 +269,9 @@ class SessionCore:
         )
         if await self.move(failure.trigger, script, Outcome.FAILED) is not Outcome.FAILED:
             raise Resync
+        await self.update_live()
+        if sent is None:
+            await self.services.placement.unreserve(state.worker, self.session_id, state.life)
         if waiting:
             self.finish(waiting)
 

@@ -20,7 +20,18 @@ ENV_PREFIX: Final = "WORLDLINE_"
 DEFAULT_REDIS_URL: Final = "redis://127.0.0.1:6379/0"
 
 HOST_NAMES: Final = frozenset(
-    {"HOST_ID", "OVERCOMMIT", "PARTITIONS", "JOBS_URL", "CLOSED_RETENTION_MS", "RECONCILE_MS"}
+    {
+        "HOST_ID",
+        "OVERCOMMIT",
+        "PARTITIONS",
+        "CLOSED_RETENTION_MS",
+        "CLOSE_RETRY_FIRST_MS",
+        "CLOSE_RETRY_LONGEST_MS",
+        "CLOSE_ATTEMPTS_LIMIT",
+        "JANITOR_ID",
+        "JOBS_URL",
+        "RECONCILE_MS",
+    }
 )
 """Variables that only `actors/config.py` reads, without their prefix."""
 

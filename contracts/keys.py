@@ -161,6 +161,15 @@ class Keys:
         return f"{self.prefix}:hosts"
 
     @property
+    def janitors(self) -> str:
+        return f"{self.prefix}:janitors"
+
+    @property
+    def jobs_queue(self) -> str:
+        """Name of the janitor's job queue on the broker for jobs; what is behind it is the job library's own."""
+        return f"{self.prefix}-jobs"
+
+    @property
     def config(self) -> str:
         return f"{self.prefix}:config"
 

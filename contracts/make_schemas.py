@@ -28,7 +28,15 @@ from contracts.lingbot import (
     SCRIPT_MODE,
     STATE_MODE,
 )
-from contracts.messages import MAX_COMMAND_ID, MAX_PENDING_EVENTS, RECORDING_PATTERN, Kind, NoticeKind, Op
+from contracts.messages import (
+    MAX_COMMAND_ID,
+    MAX_PENDING_EVENTS,
+    RECORDING_PATTERN,
+    Condition,
+    Kind,
+    NoticeKind,
+    Op,
+)
 from contracts.schema_parts import Schema, described, enum, json_text, optional, record
 
 COMMAND: Final = "python -m contracts.make_schemas"
@@ -92,7 +100,8 @@ def _args_of(op: Op) -> Schema:
     if op is Op.RUN:
         return record({}, {"pace_ms": optional(part.INDEX)})
     if op in (Op.CLOSE, Op.DISCONNECT):
-        return record({}, {"life": optional(part.TEXT_ID), "reason": optional(part.TEXT_ID)})
+        condition = {"only_if": optional(enum(Condition))} if op is Op.DISCONNECT else {}
+        return record({}, {"life": optional(part.TEXT_ID), "reason": optional(part.TEXT_ID), **condition})
     return record({})
 
 

@@ -51,6 +51,16 @@ class Op(StrEnum):
     SWEEP = "sweep"
 
 
+class Condition(StrEnum):
+    """What must hold for a disconnect that was sent on suspicion; looked at again where it is carried out."""
+
+    ABSENT = "absent"
+    """The client's presence has expired."""
+
+    IDLE = "idle"
+    """Neither event nor command nor chunk came for `idle_ms`."""
+
+
 def dumps(value: Any) -> str:
     """Compact JSON text."""
     return orjson.dumps(value).decode()
@@ -171,7 +181,7 @@ _ARGS: Final[Mapping[Op, frozenset[str]]] = {
     Op.CREATE: _CREATE_FIELDS,
     Op.RUN: frozenset({"pace_ms"}),
     Op.CLOSE: frozenset({"life", "reason"}),
-    Op.DISCONNECT: frozenset({"life", "reason"}),
+    Op.DISCONNECT: frozenset({"life", "reason", "only_if"}),
 }
 
 
@@ -197,6 +207,8 @@ class Command:
             _optional_index(self.args, "pace_ms")
         for name in ("life", "reason"):
             _optional_id(self.args, name)
+        if self.args.get("only_if") is not None:
+            _named(Condition, self.args["only_if"], "only_if")
 
     def to_json(self) -> str:
         """The inbox entry's `command` field."""

@@ -11,7 +11,7 @@ from contracts.broker import Client, map_exceptions
 from contracts.errors import OwnershipLostError
 from contracts.keys import Keys
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import InFlight, WorkerRequest
+from contracts.messages import Condition, InFlight, WorkerRequest
 from contracts.scripts import Argument, ScriptRunner
 from contracts.state import SessionState
 
@@ -29,6 +29,7 @@ class Outcome(StrEnum):
     NEWER = "NEWER"
     STATUS = "STATUS"
     BUSY = "BUSY"
+    KEPT = "KEPT"
     COMMITTED = "COMMITTED"
     DUP = "DUP"
     STALE = "STALE"
@@ -150,7 +151,7 @@ class SessionScripts(ScriptRunner):
     async def begin_tick(
         self, state: SessionState, record: InFlight, request: WorkerRequest, worker: str, *, cursor: str, strict: bool
     ) -> tuple[Outcome, tuple[Entry, ...]]:
-        """Records a tick as in flight and sends it: BEGUN, NEWER (with the entries), ANSWERED, STATUS or BUSY."""
+        """Records a tick as in flight and sends it: BEGUN, NEWER (with the entries), ANSWERED, STATUS, BUSY or STALE."""
         k = self.keys.session(state.session_id)
         args: list[Argument] = [state.epoch, record.command_id or "", record.to_json(), record.fence, cursor]
         args += ["strict" if strict else "floor", self.limits.batch, self.limits.queue_limit_ms]
@@ -198,7 +199,7 @@ class SessionScripts(ScriptRunner):
         return Outcome(reply[0])
 
     async def begin_reset(self, state: SessionState, record: InFlight, request: WorkerRequest, worker: str) -> Outcome:
-        """Records a reset as in flight and sends it: BEGUN, ANSWERED, STATUS or BUSY."""
+        """Records a reset as in flight and sends it: BEGUN, ANSWERED, STATUS, BUSY or STALE."""
         k = self.keys.session(state.session_id)
         args: list[Argument] = [state.epoch, record.command_id or "", record.to_json(), record.fence, worker]
         reply = await self._sending("begin_reset", [k.state, k.answers, k.answered], args, request, worker)
@@ -213,13 +214,18 @@ class SessionScripts(ScriptRunner):
         return Outcome((await self._owned("finish_reset", keys, args))[0])
 
     async def begin_close(
-        self, state: SessionState, record: InFlight, request: WorkerRequest | None, worker: str | None, reason: str
-    ) -> Outcome:
-        """Makes the session CLOSING and sends the release (none to a worker that is gone): BEGUN or why not."""
+        self, state: SessionState, record: InFlight, request: WorkerRequest | None, worker: str | None, reason: str,
+        *, only_if: Condition | None = None,
+    ) -> Outcome:  # fmt: skip
+        """Makes the session CLOSING and sends the release (none to a worker that is gone): BEGUN or why not.
+
+        Under a condition that does not hold it is KEPT.
+        """
         k = self.keys.session(state.session_id)
         args: list[Argument] = [state.epoch, record.command_id or "", record.to_json(), record.fence]
-        args += [self.limits.history, self.by, reason]
-        keys = [k.state, k.answers, k.answered, k.history]
+        args += [self.limits.history, self.by, reason, only_if or ""]
+        looked_at = {None: [], Condition.ABSENT: [k.presence], Condition.IDLE: [k.events, k.chunks]}
+        keys = [k.state, k.answers, k.answered, k.history, *looked_at[only_if]]
         return Outcome((await self._sending("begin_close", keys, args, request, worker))[0])
 
     async def finish_close(self, state: SessionState, request_id: str, answer: str) -> Outcome:

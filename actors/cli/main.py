@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 import typer
 
-from actors.cli import demo, dev, doctor, host, sessions, watching
+from actors.cli import demo, dev, doctor, host, janitor, sessions, watching
 from actors.cli.exit_codes import ExitCode, exit_code
 from actors.cli.output import print_error, print_json
 from contracts.errors import WorldlineError
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("dev")(dev.dev)
 app.command("demo")(demo.demo)
 app.command("host")(host.host)
+app.command("janitor")(janitor.janitor)
 app.command("doctor")(doctor.doctor)
 sessions.app.command("watch")(watching.watch)
 app.add_typer(sessions.app, name="sessions")

@@ -10,13 +10,14 @@ from contracts.broker import BrokerFullError
 from contracts.errors import CorruptDataError, OwnershipLostError
 from contracts.identity import key_slot
 from contracts.scripts import script_source
+from contracts.session_scripts import Outcome
 from support.broker import RealBroker
 from support.script_cases import CASES
 from support.script_world import World, snapshot
 from support.tree import REPOSITORY
 
 LUA = REPOSITORY / "contracts" / "lua"
-SCRIPTS = sorted(path.stem for path in LUA.glob("*.lua") if not path.stem.startswith("worker_"))
+SCRIPTS = sorted(path.stem for path in LUA.glob("*.lua") if not path.stem.startswith(("worker_", "index_")))
 
 OWNED = [name for name in SCRIPTS if name not in ("accept_event", "lease_claim")]
 """Scripts that only an owner may run."""
@@ -121,6 +122,20 @@ async def test_a_zombie_repeats_no_answer_either(name: str, command_id: str, wor
     with pytest.raises(OwnershipLostError):
         await call()
 
+    assert await world.changes() == {}
+
+
+@pytest.mark.parametrize("name", ["begin_close", "begin_reset", "begin_tick", "fail", "resend"])
+async def test_a_call_that_arrives_after_the_owner_read_the_state_again_sends_nothing(
+    name: str, world: World
+) -> None:
+    call = await CASES[name](world)
+    await world.scripts.adopt(world.session_id, world.epoch)
+    await world.mark()
+
+    outcome = await call()
+
+    assert Outcome.STALE in (outcome, outcome[0])
     assert await world.changes() == {}
 
 

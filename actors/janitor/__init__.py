@@ -1,0 +1,1 @@
+"""The janitor: what has to be done again, or is left over. It only sends commands; hosts write session state."""
