@@ -1,10 +1,13 @@
 """A whole life on real processes: by the command line, and by redis-py alone."""
 
 import json
+import signal
+import sys
 import time
 import uuid
 from binascii import crc_hqx
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -123,3 +126,25 @@ def test_a_life_by_redis_py_alone(dev: Dev) -> None:
     assert (refused["ok"], refused["error"]["code"]) == (False, "invalid_state")
     assert broker.hget(f"{base}:state", "status") == "CLOSED"
     broker.close()
+
+
+def test_a_watch_ends_when_told_to(dev: Dev) -> None:
+    dev.cli("sessions", "create", "watched", "--model", "reference", "--pace-ms", "50")
+    environment = {"REDIS_URL": dev.url}
+
+    watching = dev.harness.script("worldline", "sessions", "watch", "watched", "--json", env=environment)
+    watching.wait_for_line('"chunk_index":1')
+    watching.send(signal.SIGINT)
+    assert watching.wait() == 130
+    assert "Traceback" not in watching.stderr
+
+    shell = f"{Path(sys.executable).parent}/worldline sessions watch watched | head -n 3"
+    piped = dev.harness.start("/bin/bash", "-o", "pipefail", "-c", shell, env=environment)
+    assert piped.wait() == 0, piped.report()
+    assert piped.stderr == ""
+
+    # It ends by itself when the session does.
+    watching = dev.harness.script("worldline", "sessions", "watch", "watched", env=environment)
+    watching.wait_for_line("^ +[0-9]+ ")
+    dev.cli("sessions", "close", "watched")
+    assert watching.wait() == 0
