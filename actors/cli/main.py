@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 import typer
 
-from actors.cli import demo, dev, doctor, host, janitor, sessions, watching
+from actors.cli import demo, dev, doctor, host, janitor, plan, sessions, watching
 from actors.cli.exit_codes import ExitCode, exit_code
 from actors.cli.output import print_error, print_json
 from contracts.errors import WorldlineError
@@ -30,6 +30,7 @@ app.command("demo")(demo.demo)
 app.command("host")(host.host)
 app.command("janitor")(janitor.janitor)
 app.command("doctor")(doctor.doctor)
+app.command("plan")(plan.plan)
 sessions.app.command("watch")(watching.watch)
 app.add_typer(sessions.app, name="sessions")
 
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     except WorldlineError as error:
         print_error(error, as_json=as_json)
         return exit_code(error)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer makes the one of the other
         _discard_stdout()  # the reader has had enough, as in `worldline sessions watch ID | head -1`
         return ExitCode.OK
     except (KeyboardInterrupt, typer.Abort):
@@ -70,4 +71,6 @@ def _usage(error: Exception, *, as_json: bool) -> int:
 
 
 def _discard_stdout() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stdout = sys.__stdout__
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,135 @@
+"""`worldline plan`: how many sessions fit on a device, before any weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from actors.capacity_report import COLUMNS, make_plan, plan_rows, plan_summary, plan_to_dict
+from actors.cli.exit_codes import ExitCode
+from actors.cli.options import JsonOption
+from actors.cli.output import print_json, print_table
+from actors.cli.parsing import parse_params
+from actors.kv_specs import load_kv_spec
+from contracts.errors import CapacityError, InvalidArgumentError
+from contracts.events import loads
+from contracts.kv_spec import ARDiffusionKVCacheSpec
+from contracts.kv_spec_json import DTYPE_BYTES, DTYPE_FIELD, kv_spec_from_dict, kv_spec_to_dict
+from contracts.memory_size import parse_memory
+
+DEFAULT_FRACTION: Final = 0.1
+_WORKER_DTYPE: Final = "float32"
+"""What a worker uses when it is told nothing else; a model's spec does not say it."""
+
+
+def plan(
+    *,
+    model: Annotated[str | None, typer.Option(help="An installed model.", show_default=False)] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file with the fields of a KV spec, and dtype; - is stdin.", show_default=False
+        ),
+    ] = None,
+    memory: Annotated[
+        str, typer.Option(help="Free memory of the device: bytes, 141GB or 80GiB.", show_default=False)
+    ],
+    fraction: Annotated[
+        float, typer.Option(help="Share of it for further sessions, in (0, 1].")
+    ] = DEFAULT_FRACTION,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Another value of a field of the spec, or of dtype; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=JSON", help="A setting of the model; repeatable.", show_default=False),
+    ] = None,
+    scratch_blocks: Annotated[
+        int | None,
+        typer.Option(
+            envvar="AR_DIFFUSION_KV_SCRATCH_BLOCKS_PER_BRANCH",
+            help="At least so many scratch pages a branch.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print how many sessions of a model fit on a device, and what each part takes. Loads no weights."""
+    available_bytes = parse_memory(memory)
+    chosen, dtype = _overridden(_described(model, spec, param or []), set_ or [])
+    try:
+        found = make_plan(
+            chosen,
+            available_bytes=available_bytes,
+            fraction=fraction,
+            itemsize=DTYPE_BYTES[dtype],
+            scratch_blocks_minimum=scratch_blocks,
+        )
+    except CapacityError as error:
+        if not as_json:
+            raise
+        print_json({"error": _cannot_fit(error)})
+        raise typer.Exit(ExitCode.BAD_CONFIGURATION) from None
+    if as_json:
+        print_json(plan_to_dict(found))
+        return
+    print_table(COLUMNS, plan_rows(found))
+    for line in plan_summary(found):
+        typer.echo(line)
+
+
+def _described(model: str | None, file: Path | None, params: Sequence[str]) -> dict[str, Any]:
+    """The spec as plain fields, from wherever it comes."""
+    if (model is None) == (file is None):
+        raise InvalidArgumentError("give either --model or --spec", field="model" if file else "spec")
+    config = parse_params(params)
+    if model is not None:
+        return kv_spec_to_dict(load_kv_spec(model, config), _WORKER_DTYPE)
+    assert file is not None
+    if config:
+        raise InvalidArgumentError(
+            "--param reaches a model; a file has no settings, use --set", field="param"
+        )
+    fields = loads(_read(file), "spec")
+    if not isinstance(fields, dict):
+        raise InvalidArgumentError(f"{file}: a spec is one JSON object", field="spec")
+    return fields
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return typer.get_binary_stream("stdin").read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError(f"{file}: {error.strerror}", field="spec") from None
+
+
+def _overridden(fields: dict[str, Any], changes: Sequence[str]) -> tuple[ARDiffusionKVCacheSpec, str]:
+    """The spec with each `FIELD=VALUE` in force; a value is JSON, and dtype may do without quotes."""
+    seen: set[str] = set()
+    for change in changes:
+        name, separator, text = change.partition("=")
+        if not name or not separator:
+            raise InvalidArgumentError(f"--set is FIELD=VALUE, got {change!r:.80}", field="set")
+        if name in seen:
+            raise InvalidArgumentError(f"--set {name} is given twice", field=name[:80])
+        seen.add(name)
+        fields[name] = text if name == DTYPE_FIELD and not text.startswith('"') else loads(text, name[:80])
+    return kv_spec_from_dict(fields)
+
+
+def _cannot_fit(error: CapacityError) -> dict[str, Any]:
+    return {
+        "code": error.code,
+        "message": error.message,
+        "available_bytes": error.available_bytes,
+        "required_bytes": error.required_bytes,
+    }
