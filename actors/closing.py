@@ -74,7 +74,6 @@ class Closing:
         await core.services.placement.unreserve(state.worker, core.session_id, state.life)
         if await core.move(Trigger.CLEANUP_SUCCEEDED, script, Outcome.CLOSED) is not Outcome.CLOSED:
             raise Resync
-        await core.update_live()
         await self._answer_all(record, {"status": Status.CLOSED})
 
     async def _not_released(self, record: InFlight, error: WorldlineError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -73,6 +74,7 @@ class SessionCore:
         self.queue = EventQueue(limit=0)
         self.log = structlog.get_logger("session").bind(session_id=session_id)
         self._reducer: ControlReducer | None = None
+        self._unsettled: set[Status] = set()
 
     # -- the mirror --------------------------------------------------------------------------------------------
 
@@ -80,6 +82,7 @@ class SessionCore:
         """Takes the session over, or reads it again after doubt about what a script did."""
         self._mirror(await self.services.scripts.adopt(self.session_id, self.epoch))
         self.queue = EventQueue(limit=self.state.max_pending_events if self.state else 0)
+        await self._settle()
 
     async def reload(self) -> None:
         """Reads the state after a transition; the event queue stays as it was read."""
@@ -165,18 +168,19 @@ class SessionCore:
     async def move(
         self, trigger: Trigger, script: Callable[[], Awaitable[Outcome]], wrote: Outcome
     ) -> Outcome:
-        """One lifecycle transition: index, script, memory, index.
+        """One lifecycle transition: index, script, memory, and what follows from the new state.
 
         Args:
             trigger: what happens.
             script: runs the script.
             wrote: the outcome with which it says that it wrote.
 
-        Returns the outcome; unless it is `wrote`, nothing has changed but an index entry too many, which is taken back.
+        Returns the outcome; unless it is `wrote`, nothing has changed.
         """
-        services, old = self.services, self.state.status if self.state else None
-        target = services.lifecycle.check(old or Status.CLOSED, trigger)
+        services, old = self.services, self.state.status if self.state else Status.CLOSED
+        target = services.lifecycle.check(old, trigger)
         outcome = Outcome.STALE
+        self._unsettled |= {old, target}
         await services.store.enter(self.session_id, target)
 
         async def persist() -> Status:
@@ -186,16 +190,23 @@ class SessionCore:
                 raise _Refused
             return target
 
-        try:
-            await services.lifecycle.move(old or Status.CLOSED, trigger, persist)
-        except _Refused:
-            await self.reload()
-            if self.state is None or self.state.status is not target:
-                await services.store.leave(self.session_id, target, old or Status.CLOSED)
-            return outcome
+        with suppress(_Refused):
+            await services.lifecycle.move(old, trigger, persist)
         await self.reload()
-        await services.store.leave(self.session_id, old, target)
+        await self._settle()
         return outcome
+
+    async def _settle(self) -> None:
+        """What follows from a state, on other slots than its own; also after a script that was not heard of."""
+        if not self._unsettled:
+            return
+        state = self.state
+        await self.services.store.settle(self.session_id, state.status if state else None, self._unsettled)
+        await self.update_live()
+        if state is not None and state.status is Status.FAILED and state.inflight is None:
+            # No release was due, so nothing of the session is left on the worker.
+            await self.services.placement.unreserve(state.worker, self.session_id, state.life)
+        self._unsettled.clear()
 
     async def update_live(self) -> None:
         """Whether the next owner of the partition has to adopt this session without being asked."""
@@ -269,9 +280,6 @@ class SessionCore:
         )
         if await self.move(failure.trigger, script, Outcome.FAILED) is not Outcome.FAILED:
             raise Resync
-        await self.update_live()
-        if sent is None:
-            await self.services.placement.unreserve(state.worker, self.session_id, state.life)
         if waiting:
             self.finish(waiting)
 
