@@ -16,6 +16,7 @@ from contracts.reservation import Reservation
 from contracts.worker_scripts import WorkerScripts
 
 PARTITIONS: Final = "partitions"
+PING_TIMEOUT_S: Final = 1.0
 
 
 class WorkerLink:
@@ -82,10 +83,10 @@ class WorkerLink:
 
     async def send_reply(self, reply_to: str, reply: WorkerReply, blobs: Sequence[Blob] = ()) -> None:
         """Adds a reply to the inbox that the request named; what it refers to is written in the same transaction."""
+        if not blobs:
+            await self._scripts.add_to_inbox(reply_to, "reply", reply.to_json())
+            return
         with map_exceptions(reply_to):
-            if not blobs:
-                await self._client.xadd(reply_to, {"reply": reply.to_json()})
-                return
             pipeline = self._client.pipeline(transaction=True)
             for blob in blobs:
                 pipeline.set(blob.key, blob.data, px=blob.ttl_ms)
@@ -94,9 +95,9 @@ class WorkerLink:
 
     async def send_notice(self, notice: Notice, partitions: int) -> None:
         """Adds a notice to the inbox of the session's partition."""
-        inbox = self._keys.inbox_of(notice.session_id, partitions)
-        with map_exceptions(inbox):
-            await self._client.xadd(inbox, {"notice": notice.to_json()})
+        await self._scripts.add_to_inbox(
+            self.inbox_of(notice.session_id, partitions), "notice", notice.to_json()
+        )
 
     def inbox_of(self, session_id: str, partitions: int) -> str:
         """Key of the inbox of the session's partition."""
@@ -154,7 +155,7 @@ class WorkerLink:
         """BrokerError, in about a second, when the broker can't be reached."""
         with map_exceptions("PING"):
             try:
-                await asyncio.wait_for(self._client.ping(), 1.5)
+                await asyncio.wait_for(self._client.ping(), PING_TIMEOUT_S)
             except TimeoutError as error:
                 raise BrokerError("the broker does not answer (PING)", field="REDIS_URL") from error
 

@@ -59,6 +59,10 @@ class WorkerScripts(ScriptRunner):
         outcome, *values = await self.run("worker_mark_busy", (info,), (incarnation,))
         return int(values[0]) if outcome == "BUSY" else None
 
+    async def add_to_inbox(self, inbox: str, field: str, text: str) -> None:
+        """Adds a reply or a notice, also while the broker is out of memory. A second copy does no harm."""
+        await self.run("worker_reply", (inbox,), (field, text))
+
     async def reserve(
         self, worker_id: str, session_id: str, life: str, *, overcommit: bool = False
     ) -> ReserveResult:

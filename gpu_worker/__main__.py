@@ -1,7 +1,7 @@
 """`worldline-worker`, also `python -m gpu_worker`: one GPU worker process.
 
-Exit codes: 0 told to end, 2 usage, 4 another live process has the name, 69 the broker can't be reached, 70 the engine's
-memory can't be trusted any more, 78 bad configuration.
+Exit codes: 0 told to end, 2 usage, 4 another live process has the name, 65 corrupt data in the broker, 69 the broker
+can't be reached, 70 the engine's memory can't be trusted any more, 78 bad configuration.
 """
 
 from __future__ import annotations
@@ -12,24 +12,33 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final
 
 import structlog
 import typer
 
 from contracts.config import load_settings
-from contracts.errors import BrokerError, ConfigurationError, KVStateError
+from contracts.errors import (
+    BrokerError,
+    ConfigurationError,
+    CorruptDataError,
+    KVStateError,
+    WorldlineError,
+)
 from gpu_worker.config import WorkerSettings
 from gpu_worker.engine import TickEngine, load_engine
-from gpu_worker.heartbeat import NameTakenError
 from gpu_worker.logs import configure_logging
+from gpu_worker.name import NameTakenError
 from gpu_worker.worker import Worker
 
 EXIT_OK: Final = 0
-EXIT_NAME_TAKEN: Final = 4
-EXIT_BROKER: Final = 69
-EXIT_SOFTWARE: Final = 70
-EXIT_CONFIGURATION: Final = 78
+EXIT_CODES: Final[tuple[tuple[type[WorldlineError], int], ...]] = (
+    (NameTakenError, 4),
+    (CorruptDataError, 65),
+    (BrokerError, 69),
+    (KVStateError, 70),
+    (ConfigurationError, 78),
+)
 
 EngineFactory = Callable[[WorkerSettings], TickEngine]
 
@@ -74,30 +83,38 @@ def worker(  # noqa: PLR0917 - typer calls it by name
         settings = load_settings(WorkerSettings, **overrides)
         configure_logging(settings.log_level, settings.log_format)
         factory = load_installed_model if engine is None else load_factory(engine)
-        busy = asyncio.run(serve(settings, factory))
     except ConfigurationError as error:
-        fail(EXIT_CONFIGURATION, f"{error} [{error.field}]")
-    except NameTakenError as error:
-        fail(EXIT_NAME_TAKEN, error)
-    except BrokerError as error:
-        fail(EXIT_BROKER, error)
-    except KVStateError as error:
-        fail(EXIT_SOFTWARE, error)
-    if busy:
-        # The engine still loads: its thread can't be stopped, and nothing waits for it.
-        sys.stderr.flush()
-        os._exit(EXIT_OK)
+        raise typer.Exit(explain(error)) from None
+    raise typer.Exit(asyncio.run(serve(settings, factory)))
 
 
-async def serve(settings: WorkerSettings, factory: EngineFactory) -> bool:
-    """Runs a worker until a signal ends it; True when a call of the engine still runs."""
-    running = Worker(settings, lambda: factory(settings), on_ready=announce_ready)
+async def serve(settings: WorkerSettings, factory: EngineFactory) -> int:
+    """Runs a worker until a signal ends it; returns the exit code."""
+    try:
+        running = Worker(settings, lambda: factory(settings), on_ready=announce_ready)
+    except ConfigurationError as error:
+        return explain(error)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.stop)
     log.info("starting", worker=settings.worker_id, broker=settings.shown_url)
-    await running.run()
-    return running.engine.running
+    code = EXIT_OK
+    try:
+        await running.run()
+    except tuple(kind for kind, _ in EXIT_CODES) as error:
+        code = explain(error)
+    if running.engine.running:
+        # It still loads its model: the thread can't be stopped, and nobody waits for it.
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def explain(error: WorldlineError) -> int:
+    """Says on stderr what went wrong, field included; returns the exit code."""
+    field = f" [{error.field}]" if error.field else ""
+    typer.echo(f"error: {error}{field}", err=True)
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
 def announce_ready(running: Worker) -> None:
@@ -136,12 +153,6 @@ def load_factory(name: str) -> EngineFactory:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"engine {name!r} can't be loaded: {error}", field="engine") from error
     return factory
-
-
-def fail(code: int, message: object) -> NoReturn:
-    """Ends the command with a message on stderr."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -45,6 +46,12 @@ class EvictionNotices:
         """Sends notices until cancelled."""
         while True:
             await self._send(await self._queue.get())
+            self._queue.task_done()
+
+    async def flush(self, patience_s: float) -> None:
+        """Waits until everything is sent, but not longer than `patience_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._queue.join(), patience_s)
 
     async def _send(self, evicted: Evicted) -> None:
         notice = Notice(

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Final
 
-import orjson
 import structlog
 
 from contracts.errors import (
@@ -32,16 +31,17 @@ from gpu_worker.backoff import Backoff, Outage
 from gpu_worker.config import WorkerSettings
 from gpu_worker.engine import TickEngine
 from gpu_worker.engine_thread import EngineThread
-from gpu_worker.heartbeat import Heartbeat, HolderWatch, NameTakenError, ProcessIdentity
 from gpu_worker.housekeeping import Evicted, EvictionNotices, ResidentCheck
 from gpu_worker.ledger import Ledger
+from gpu_worker.name import NameLease, NameTakenError
 from gpu_worker.requests import Outgoing, RequestHandler, read_request, salvage
 from gpu_worker.takeover import announce, answer_left_requests
 
 DEFAULT_PARTITIONS: Final = 8
 PARTITIONS_WAIT_S: Final = 5.0
 INTEGRITY_PERIOD_S: Final = 5.0
-CLAIM_POLL_S: Final = 0.1
+NOTICE_PATIENCE_S: Final = 2.0
+INTERRUPT_PERIOD_S: Final = 0.05
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,6 @@ class Worker:
         self.incarnation = new_incarnation()
         self.engine = EngineThread(make_engine, self._evicted)
         self._on_ready = on_ready
-        self._identity = ProcessIdentity.own()
         self._link = WorkerLink(
             settings.url,
             keys=settings.keys,
@@ -81,27 +80,20 @@ class Worker:
         self._gate = asyncio.Lock()
         self._outage = Outage()
         self._backoff = Backoff()
-        self._heartbeat = Heartbeat(
-            self._renew,
-            period_s=settings.heartbeat_ms / 1000,
-            ttl_s=settings.name_ttl_ms / 1000,
-            on_taken=self.stop,
-        )
-        self._handler = RequestHandler(self._link, self._ledger, self.engine, busy=self._mark_busy)
+        self._name = NameLease(self._link, self.engine, settings, on_taken=self.stop)
+        self._handler = RequestHandler(self._link, self._ledger, self.engine, busy=self._name.mark_busy)
         self._notices = EvictionNotices(self._link, self._outage, self._partitions)
         self._residents = ResidentCheck(
             self._link,
             self._ledger,
             self.engine,
             gate=self._gate,
-            broker_ms=lambda: self._heartbeat.broker_ms,
+            broker_ms=lambda: self._name.broker_ms,
         )
         self._stopping = asyncio.Event()
         self._waiting: asyncio.Task[None] | None = None
         self._unfinished: dict[bytes, WorkerRequest] = {}
         self._own_first = True
-        self._claimed = False
-        self._ready = False
         self._partition_count: int | None = None
         self._integrity_due_s = 0.0
 
@@ -111,8 +103,7 @@ class Worker:
         """Ends the worker: the request in hand is finished and answered, the rest stays in the stream."""
         self._stopping.set()
         self._outage.end_soon()
-        if self._waiting is not None:
-            self._waiting.cancel()
+        self._interrupt()
 
     async def run(self) -> None:
         """Runs until `stop`.
@@ -124,44 +115,27 @@ class Worker:
         """
         try:
             await self._link.check()
-            if not await self._claim():
+            if not await self._name.claim(self._stopping):
                 return
-            async with _background(self._heartbeat.run(), self._notices.run()):
+            async with _background(self._name.run(), self._notices.run()):
                 await self._take_over()
                 if await self._load():
                     async with _background(self._residents.run(self.settings.reconcile_ms / 1000)):
                         await self._serve()
-            if self._heartbeat.taken:
+            if self._name.taken:
                 raise NameTakenError(
                     f"another process has taken the name {self.worker_id}", field="worker_id"
                 )
         finally:
-            await self._leave()
+            self.engine.shut_down()
+            await self._name.leave()
+            await self._link.close()
 
-    async def _claim(self) -> bool:
-        """Takes the name; False when told to end meanwhile.
-
-        A holder that shows a sign of life keeps it; a dead one's claim runs out within seconds.
-        """
-        watch, dead = HolderWatch(), ""
-        while not self._stopping.is_set():
-            since_s = time.monotonic()
-            now_ms = await self._link.claim(self._info(), ttl_ms=self.settings.name_ttl_ms, dead=dead)
-            if now_ms is not None:
-                self._heartbeat.renewed(now_ms, since_s)
-                self._claimed = True
-                return True
-            holder = await self._link.holder()
-            if watch.lives(holder):
-                raise NameTakenError(
-                    f"the name {self.worker_id} is taken by process {holder.get('pid')} on {holder.get('host')}",
-                    field="worker_id",
-                )
-            if self._identity.knows_dead(holder):
-                dead = holder["incarnation"]
-            else:
-                await self._sleep(CLAIM_POLL_S)
-        return False
+    def _interrupt(self) -> None:
+        """Ends a blocked read. Repeated, because the client library may lose one that comes while it sends."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            asyncio.get_running_loop().call_later(INTERRUPT_PERIOD_S, self._interrupt)
 
     async def _take_over(self) -> None:
         await self._link.requests.ensure_group()
@@ -173,60 +147,17 @@ class Worker:
         """Loads the model; False when the worker was told to end meanwhile."""
         if self._stopping.is_set():
             return False
-        loading, stopping = (
-            asyncio.ensure_future(self.engine.start()),
-            asyncio.ensure_future(self._stopping.wait()),
-        )
+        loading = asyncio.ensure_future(self.engine.start())
+        stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not loading.done():
             loading.cancel()
             return False
         loading.result()
-        self._ready = True
-        with contextlib.suppress(BrokerError):  # the next heartbeat says it then
-            await self._heartbeat.beat()
+        await self._name.show_ready()
         self._on_ready(self)
         return True
-
-    async def _leave(self) -> None:
-        self.engine.shut_down()
-        try:
-            if self._claimed:
-                await self._link.leave()
-        except WorldlineError as error:
-            log.warning("the name was not given back; it runs out by itself", error=error.message)
-        await self._link.close()
-
-    # ------------------------------------------------------------------------------------------------ the name
-
-    def _info(self) -> dict[str, str | int]:
-        fields = self._identity.to_fields()
-        if self._ready:
-            figures = self.engine.figures
-            fields |= {"model": self.engine.model, "capacity": self.engine.capacity}
-            fields |= {"resident": figures.resident, "memory": orjson.dumps(dict(figures.memory)).decode()}
-        return fields
-
-    async def _renew(self) -> int | None:
-        await self.engine.refresh_figures()
-        now_ms = await self._link.claim(self._info(), ttl_ms=self.settings.name_ttl_ms)
-        if now_ms is not None and self._ready:
-            try:
-                await self._link.list_alive(now_ms)
-            except CorruptDataError as error:
-                log.warning("the index of workers can't be written", error=error.message)
-        return now_ms
-
-    async def _mark_busy(self) -> int:
-        started_ms = await self._link.mark_busy()
-        if started_ms is None:
-            # The name ran out, in an outage or a pause: taking it again fails if another start was quicker.
-            await self._heartbeat.beat()
-            started_ms = await self._link.mark_busy()
-        if started_ms is None:
-            raise BrokerError("the worker's name does not last", field="info")
-        return started_ms
 
     async def _partitions(self) -> int:
         """How many partitions there are; where no host writes it down within seconds, the default, for the moment."""
@@ -264,22 +195,27 @@ class Worker:
 
     async def _read(self) -> list[Delivery]:
         """The next entries; none when none came, or when the worker is to end."""
-        if not self._heartbeat.holds:
-            await self._heartbeat.beat()
+        if not self._name.holds:
+            await self._name.beat()
         if self._own_first:
             left = await self._link.requests.read_own()
             if left:
                 return left
             self._own_first = False
-        self._waiting = asyncio.current_task()
+        if self._stopping.is_set():
+            return []
+        reading = self._waiting = asyncio.current_task()
+        assert reading is not None
         try:
             delivery = await self._link.requests.read_new(self.settings.block_ms)
         except asyncio.CancelledError:
-            if self._waiting is None or not self._stopping.is_set() or self._waiting.uncancel() > 0:
+            if not self._stopping.is_set():
                 raise
             return []
         finally:
             self._waiting = None
+            while self._stopping.is_set() and reading.uncancel() > 0:
+                pass
         return [] if delivery is None else [delivery]
 
     async def _process(self, delivery: Delivery) -> None:
@@ -349,12 +285,13 @@ class Worker:
 
     async def _finish_in_hand(self) -> None:
         """What was delivered in the very moment of the end is in hand too."""
-        if self._heartbeat.taken:
+        if self._name.taken:
             return
         try:
             for delivery in await self._link.requests.read_own():
                 await self._process(delivery)
             await self._link.requests.flush()
+            await self._notices.flush(NOTICE_PATIENCE_S)
         except WorldlineError as error:
             log.warning("a request in hand is left to the next start", error=error.message)
 

@@ -1,0 +1,81 @@
+"""Settings of the worker: each wrong one is refused by its name."""
+
+import os
+
+import pytest
+
+from contracts.config import load_settings
+from contracts.errors import ConfigurationError
+from gpu_worker.config import WorkerSettings
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("WORLDLINE_", "AR_DIFFUSION_")) or name == "REDIS_URL":
+            monkeypatch.delenv(name)
+
+
+def test_the_defaults_are_usable() -> None:
+    settings = load_settings(WorkerSettings)
+
+    assert (settings.worker_id, settings.model, settings.device) == ("gpu-0", "reference", "auto")
+    assert settings.name_ttl_ms == 5_000
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("141GB", 141_000_000_000),
+        ("80GiB", 80 * 1024**3),
+        ("1.5 GB", 1_500_000_000),
+        ("512mib", 512 * 1024**2),
+        ("2T", 2 * 10**12),
+        ("8192", 8192),
+        ("7B", 7),
+    ],
+)
+def test_memory_is_given_with_a_unit(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLDLINE_DEVICE_MEMORY", text)
+    assert load_settings(WorkerSettings).device_memory == size
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WORLDLINE_WORKER_ID", "a{b}"),
+        ("WORLDLINE_WORKER_ID", ""),
+        ("WORLDLINE_WORKER_ID", "x" * 65),
+        ("WORLDLINE_MODEL", ""),
+        ("WORLDLINE_DEVICE", "tpu"),
+        ("WORLDLINE_DEVICE", "cuda:x"),
+        ("WORLDLINE_DTYPE", "int8"),
+        ("WORLDLINE_DEVICE_MEMORY", "much"),
+        ("WORLDLINE_DEVICE_MEMORY", "0"),
+        ("WORLDLINE_DEVICE_MEMORY", "-5GB"),
+        ("WORLDLINE_GPU_MEMORY_FRACTION", "0"),
+        ("WORLDLINE_GPU_MEMORY_FRACTION", "1.5"),
+        ("WORLDLINE_SESSION_CAPACITY", "0"),
+        ("WORLDLINE_PAYLOAD_URL", "nowhere"),
+        ("WORLDLINE_RECONCILE_MS", "0"),
+        ("WORLDLINE_HEARTBEAT_MS", "-1"),
+    ],
+)
+def test_a_wrong_setting_is_named(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(WorkerSettings)
+    assert caught.value.field == variable.removeprefix("WORLDLINE_").lower()
+
+
+def test_the_published_name_of_the_scratch_setting_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AR_DIFFUSION_KV_SCRATCH_BLOCKS_PER_BRANCH", "5")
+    assert load_settings(WorkerSettings).scratch_blocks_per_branch == 5
+    monkeypatch.setenv("AR_DIFFUSION_KV_SCRATCH_BLOCKS_PER_BRANCH", "-1")
+    with pytest.raises(ConfigurationError, match="AR_DIFFUSION_KV_SCRATCH_BLOCKS_PER_BRANCH"):
+        load_settings(WorkerSettings)
+
+
+def test_an_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLDLINE_DEVICE", "cuda:1")
+    assert load_settings(WorkerSettings, device="cpu", device_memory="1GB").device == "cpu"
