@@ -14,15 +14,13 @@ import structlog
 from actors.broker_pool import Broker
 from actors.index_pages import PAGE, index_pages
 from actors.janitor.facts import Facts, read_facts
+from actors.store import ENDING
 from contracts.broker import map_exceptions
 from contracts.index_scripts import IndexScripts
 from contracts.lifecycle import Status
 
 GRACE_MS: Final = 60_000
 """Much longer than any host takes from entering an index to writing the state."""
-
-UNDER_CLEANUP: Final = frozenset({Status.CLOSING, Status.CLEANUP_FAILED})
-"""Statuses in which a session is in the tombstone index as well."""
 
 
 class Indexes:
@@ -40,7 +38,7 @@ class Indexes:
         scores = dict(page)
         facts = await read_facts(self._broker, scores)
         right = [item for item in facts.values() if item.status is status]
-        await self.add_missing(item for item in right if item.status in UNDER_CLEANUP)
+        await self.add_missing(item for item in right if item.status in ENDING)
         for item in facts.values():
             if item.status is status or self._may_be_in_writing(
                 status, item, scores[item.session_id], now_ms
@@ -64,7 +62,7 @@ class Indexes:
             for item in (await read_facts(self._broker, scores)).values():
                 over = item.status in (None, Status.CLOSED)
                 closing_soon = scores[item.session_id] > now_ms - GRACE_MS
-                if over or (item.status not in UNDER_CLEANUP and not closing_soon):
+                if over or (item.status not in ENDING and not closing_soon):
                     await self._drop(key, item, scores[item.session_id])
 
     async def check_others(self) -> None:
@@ -91,7 +89,7 @@ class Indexes:
     def _keys_of(self, item: Facts) -> list[str]:
         if item.status is None:
             return []
-        under_cleanup = [self._broker.keys.tombstones] if item.status in UNDER_CLEANUP else []
+        under_cleanup = [self._broker.keys.tombstones] if item.status in ENDING else []
         return [self._broker.keys.index(item.status), *under_cleanup]
 
     async def _drop(self, key: str, item: Facts, score: float) -> None:
