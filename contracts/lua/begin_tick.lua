@@ -4,7 +4,8 @@
 -- KEYS: 1 state, 2 events, 3 ids, 4 answers, 5 answered, 6 requests (none on a cluster)
 -- ARGV: 1 epoch, 2 command id, 3 in-flight record, 4 fence, 5 last entry id seen, 6 mode, 7 batch, 8 queue limit ms,
 --       9.. field pairs of the worker request
--- Returns: {BEGUN, now ms}, {NEWER, entries}, {ANSWERED}, {STATUS, status}, {BUSY} or a refusal
+-- Returns: {BEGUN, now ms}, {NEWER, entries}, {ANSWERED}, {STATUS, status}, {BUSY},
+--          {STALE} (a fence that was used: the call comes late) or a refusal
 -- include: time
 -- include: types
 -- include: owner
@@ -16,9 +17,10 @@ if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
 if answered_before(KEYS[4], KEYS[5], ARGV[2]) then return { 'ANSWERED' } end
-local state = redis.call('HMGET', KEYS[1], 'status', 'inflight', 'event_floor')
+local state = redis.call('HMGET', KEYS[1], 'status', 'inflight', 'event_floor', 'fence')
 if state[1] ~= 'ACTIVE' then return { 'STATUS', state[1] } end
 if state[2] then return { 'BUSY' } end
+if tonumber(ARGV[4]) <= tonumber(state[4]) then return { 'STALE' } end
 local record = cjson.decode(ARGV[3])
 local taken = {}
 for _, id in ipairs(record['event_ids']) do taken[#taken + 1] = digits(id) end

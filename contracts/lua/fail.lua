@@ -16,10 +16,11 @@ if wrong then return wrong end
 local refusal = refuse(KEYS[1], ARGV[1])
 if refusal then return refusal end
 despite_full_memory(KEYS[1])
-local state = redis.call('HMGET', KEYS[1], 'status', 'inflight', 'life')
+local state = redis.call('HMGET', KEYS[1], 'status', 'inflight', 'life', 'fence')
 if not string.find(',' .. ARGV[5] .. ',', ',' .. state[1] .. ',', 1, true) then return { 'STATUS', state[1] } end
 local flying = state[2] and cjson.decode(state[2])['request_id'] or ''
 if flying ~= ARGV[2] or state[3] ~= ARGV[3] then return { 'STALE' } end
+if ARGV[8] ~= '' and tonumber(ARGV[9]) <= tonumber(state[4]) then return { 'STALE' } end
 local now = now_ms()
 redis.call('HSET', KEYS[1], 'status', 'FAILED', 'failure_code', ARGV[6], 'failure_message', ARGV[7],
   'updated_at_ms', digits(now))

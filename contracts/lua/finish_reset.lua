@@ -18,7 +18,7 @@ if refusal then return refusal end
 despite_full_memory(KEYS[1])
 local state = redis.call('HMGET', KEYS[1], 'inflight', 'life', 'event_floor', 'status')
 local flying = state[1] and cjson.decode(state[1])
-if not flying or flying['request_id'] ~= ARGV[2] then
+if not flying or flying['request_id'] ~= ARGV[2] or flying['kind'] ~= 'reset' then
   if state[2] == ARGV[2] then return { 'DUP' } end
   return { 'STALE' }
 end
