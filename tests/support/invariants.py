@@ -247,7 +247,8 @@ class _Check:
         wanted = {sid for sid, state in self.states.items() if _is_live(state)}
         self.say(live == wanted, f"live {sorted(live)}, should be {sorted(wanted)}")
         for key in await _keys(self.client, "wl:{w:*}:requests"):
-            self.say(self.in_flight or not await self.client.xlen(key), f"{key}: requests left")
+            dead = not await self.client.exists(key.replace("requests", "info"))
+            self.say(self.in_flight or dead or not await self.client.xlen(key), f"{key}: requests left")
 
 
 def _is_live(state: dict[str, str]) -> bool:

@@ -144,8 +144,8 @@ class ScriptedWorker:
 
     async def tell(
         self, kind: str, session_id: str, inbox: str, *, life: str, incarnation: str = "", worker: str = ""
-    ) -> None:
-        """Adds a notice about a session to an inbox."""
+    ) -> bytes:
+        """Adds a notice about a session to an inbox; returns the entry's id."""
         notice = {
             "kind": kind,
             "session_id": session_id,
@@ -154,7 +154,7 @@ class ScriptedWorker:
             "incarnation": incarnation or self.incarnation,
             "message": "told by a test",
         }
-        await self.client.xadd(inbox, {"notice": json.dumps(notice)})
+        return await self.client.xadd(inbox, {"notice": json.dumps(notice)})
 
     async def _now_ms(self) -> int:
         seconds, micros = await self.client.time()

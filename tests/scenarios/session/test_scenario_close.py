@@ -86,7 +86,9 @@ async def test_a_release_that_fails_leaves_a_tombstone_and_a_second_close_frees_
     assert (await world.ok("next_chunk"))["chunk_index"] == 0
 
 
-async def test_a_tombstone_blocks_create_reset_ticks_and_events(world: Caller, worker: ScriptedWorker) -> None:
+async def test_a_tombstone_blocks_create_reset_ticks_and_events(
+    world: Caller, worker: ScriptedWorker
+) -> None:
     await cleanup_failed(world, worker)
 
     for op in ("reset", "next_chunk", "run", "pause"):
@@ -134,7 +136,9 @@ async def test_a_session_created_after_a_close_starts_at_chunk_0_with_ids_of_its
     assert fences == sorted(set(fences))
 
 
-async def test_closes_at_once_lead_to_one_release_and_an_answer_each(world: Caller, worker: ScriptedWorker) -> None:
+async def test_closes_at_once_lead_to_one_release_and_an_answer_each(
+    world: Caller, worker: ScriptedWorker
+) -> None:
     worker.gate.clear()
     commands = [await world.send("close" if i % 2 else "disconnect") for i in range(20)]
     await worker.arrived(1)
@@ -186,7 +190,9 @@ async def test_a_close_waits_for_a_running_reset_and_releases_the_new_life(
     assert worker.requests[-1]["life"] == life
 
 
-async def test_commands_while_closing_are_refused_naming_the_state(world: Caller, worker: ScriptedWorker) -> None:
+async def test_commands_while_closing_are_refused_naming_the_state(
+    world: Caller, worker: ScriptedWorker
+) -> None:
     worker.gate.clear()
     close = await world.send("close")
     await worker.arrived(1)
@@ -201,9 +207,13 @@ async def test_commands_while_closing_are_refused_naming_the_state(world: Caller
     assert (await world.answer_to(close))["ok"]
 
 
-async def test_a_failed_session_closes_also_while_its_release_is_out(world: Caller, worker: ScriptedWorker) -> None:
+async def test_a_failed_session_closes_also_while_its_release_is_out(
+    world: Caller, worker: ScriptedWorker
+) -> None:
     # Given a failure whose release nobody answers
-    worker.on_request = lambda request: {"silence": True} if request["kind"] == "release" else failing()(request)
+    worker.on_request = lambda request: (
+        {"silence": True} if request["kind"] == "release" else failing()(request)
+    )
     await world.refused("next_chunk")
     await worker.arrived(2)
     worker.on_request = None
@@ -226,7 +236,9 @@ async def test_a_close_that_means_another_life_leaves_this_one_alone(world: Call
     assert await world.ok("close", life=life) == {"status": "CLOSED"}
 
 
-async def test_an_old_close_sent_again_does_not_touch_the_next_life(world: Caller, worker: ScriptedWorker) -> None:
+async def test_an_old_close_sent_again_does_not_touch_the_next_life(
+    world: Caller, worker: ScriptedWorker
+) -> None:
     # Given a session that was closed by one command and created again
     await world.answer_to(await world.send("close", "the-close"))
     await world.ok("create", model="scripted")

@@ -72,7 +72,9 @@ async def test_events_that_came_while_the_reset_ran_are_dropped_as_well(
     assert [(e["event_id"], e["reason"]) for e in await world.rejected()] == [("7", "reset")]
 
 
-async def test_a_running_reset_is_no_state_but_a_request_in_flight(world: Caller, worker: ScriptedWorker) -> None:
+async def test_a_running_reset_is_no_state_but_a_request_in_flight(
+    world: Caller, worker: ScriptedWorker
+) -> None:
     worker.gate.clear()
     reset, tick = await world.send("reset"), await world.send("next_chunk")
     request = await worker.arrived(1)
@@ -135,9 +137,15 @@ async def test_a_reset_takes_the_place_of_a_release_that_nobody_answered(
     await world.until("FAILED")
     worker.on_request = failing(times=1)
     await world.ok("reset")
-    worker.on_request = lambda request: {"silence": True} if request["kind"] == "release" else failing()(request)
+    worker.on_request = lambda request: (
+        {"silence": True} if request["kind"] == "release" else failing()(request)
+    )
     await world.refused("next_chunk")
-    release = await worker.arrived(len(worker.requests) + 1) if worker.kinds()[-1] != "release" else worker.requests[-1]
+    release = (
+        await worker.arrived(len(worker.requests) + 1)
+        if worker.kinds()[-1] != "release"
+        else worker.requests[-1]
+    )
     assert '"kind":"release"' in (await world.state())["inflight"]
 
     # When it is reset
