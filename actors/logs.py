@@ -45,4 +45,5 @@ def configure_logging(level: str, log_format: str) -> None:
         )
     )
     logging.basicConfig(level=number, handlers=[handler], force=True)
-    logging.getLogger("transitions").setLevel(max(number, logging.WARNING))  # it tells of each callback at info
+    # At info it tells of each callback.
+    logging.getLogger("transitions").setLevel(max(number, logging.WARNING))

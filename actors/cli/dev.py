@@ -29,7 +29,7 @@ def dev(
     model: Annotated[str, typer.Option(help="What the worker serves.")] = "reference",
     as_json: JsonOption = False,
 ) -> None:
-    """Run a broker, a host and a worker until SIGINT or SIGTERM, and start again what dies. Ignores REDIS_URL."""
+    """Run a broker, a host, a worker and a janitor until SIGINT or SIGTERM, and start again what dies. Ignores REDIS_URL."""
     load_settings(ClientSettings)  # a bad setting is told here, not in three logs
     with Stack(data_dir, port=choose_port(port), model=model, say=note) as stack:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -38,7 +38,7 @@ def dev(
             return
         if not as_json:
             typer.echo(f"REDIS_URL={stack.url}")
-        if not stack.start_services():
+        if not stack.start_services(janitor=True):
             return
         if as_json:
             print_json({"redis_url": stack.url, "ready": True})

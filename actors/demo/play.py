@@ -41,7 +41,7 @@ def _run(
     with Stack(data_dir, port=free_port(), model=options.model, say=progress.say) as stack:
         progress.say("starting broker, host and worker")
         stack.start_broker()
-        stack.start_services()
+        stack.start_services(janitor=False)
         return asyncio.run(_guarded(work(stack.url), stack.supervisor))
 
 

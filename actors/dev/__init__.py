@@ -1,1 +1,1 @@
-"""A whole worldline on one machine: an embedded broker, a host and a worker as child processes."""
+"""A whole worldline on one machine: an embedded broker, a host, a worker and a janitor as child processes."""

@@ -1,4 +1,4 @@
-"""Broker, host and worker on one data directory."""
+"""Broker, host, worker and janitor on one data directory."""
 
 from __future__ import annotations
 
@@ -67,14 +67,21 @@ class Stack:
         program = broker_program(self.data_dir / "broker", self.port)
         return self.supervisor.start([program], self.stopping, timeout_s=BROKER_START_S)
 
-    def start_services(self) -> bool:
-        """Starts host and worker; False if it was told to stop meanwhile."""
-        env = {"REDIS_URL": self.url}
+    def start_services(self, *, janitor: bool) -> bool:
+        """Starts host, worker and, if wanted, janitor; False if it was told to stop meanwhile."""
         # The lock makes sure that there is one of each, so a fixed name lets the next one take over at once.
-        host = [sys.executable, "-m", "actors.cli", "host", "--host-id", "dev"]
-        worker = [sys.executable, "-m", "gpu_worker", "--model", self._model]
-        programs = [Program("host", host, env), Program("worker", worker, env, defaults=_WORKER_DEFAULTS)]
+        programs = [self._ours("host", "--host-id", "dev"), self._worker()]
+        if janitor:
+            programs.append(self._ours("janitor", "--janitor-id", "dev"))
         return self.supervisor.start(programs, self.stopping, timeout_s=SERVICES_START_S)
+
+    def _ours(self, command: str, *options: str) -> Program:
+        env = {"REDIS_URL": self.url, "WORLDLINE_JOBS_URL": self.url}
+        return Program(command, [sys.executable, "-m", "actors.cli", command, *options], env)
+
+    def _worker(self) -> Program:
+        command = [sys.executable, "-m", "gpu_worker", "--model", self._model]
+        return Program("worker", command, {"REDIS_URL": self.url}, defaults=_WORKER_DEFAULTS)
 
 
 def _lock(path: Path) -> IO[str]:

@@ -26,7 +26,7 @@ def test_it_starts_restarts_what_dies_and_stops(processes: Processes, tmp_path: 
     dev.cli("doctor")
     dev.cli("sessions", "create", "w", "--model", "reference", "--seed", "1")
 
-    for name in ("host", "worker", "broker"):
+    for name in ("host", "janitor", "worker", "broker"):
         os.kill(first[name], signal.SIGKILL)
     second = wait_until(
         lambda: children if set((children := dev.children()).values()).isdisjoint(first.values()) else None,
@@ -34,7 +34,7 @@ def test_it_starts_restarts_what_dies_and_stops(processes: Processes, tmp_path: 
         what="a new process of each kind",
     )
 
-    assert set(second) == {"broker", "host", "worker"}
+    assert set(second) == {"broker", "host", "janitor", "worker"}
     for name in second:
         assert f"{name} ended with -9; starting it again in" in dev.process.stderr
     # The session is still there, and its world has begun anew or is reported lost; the services work in any case.

@@ -35,14 +35,19 @@ class Dev:
     def children(self) -> dict[str, int]:
         """Pids of its children by what they are, once all of them run."""
         return wait_until(
-            lambda: self._children() if len(self._children()) == 3 else None, what="three children"
+            lambda: self._children() if len(self._children()) == 4 else None, what="four children"
         )
 
     def log(self, name: str) -> str:
         return (self.data_dir / "logs" / f"{name}.log").read_text(errors="replace")
 
     def _children(self) -> dict[str, int]:
-        names = {"valkey-server": "broker", "actors.cli": "host", "gpu_worker": "worker"}
+        names = {
+            "valkey-server": "broker",
+            "cli host": "host",
+            "cli janitor": "janitor",
+            "gpu_worker": "worker",
+        }
         found: dict[str, int] = {}
         for pid in self.process.children():
             line = command_line(pid)
