@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -21,6 +22,9 @@ from actors.janitor.recent import Recent
 from contracts.broker import map_exceptions
 from contracts.lifecycle import Status
 from contracts.messages import Command, Op
+
+TICK_MS: Final = 1_000
+"""Longest time between two looks at the tombstone index. A scheduler is no more exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,9 @@ class Closes:
         job = await next_close(self._broker, facts)
         if job.attempt >= self._settings.close_attempts_limit:
             self._log.debug("close given up", session_id=job.session_id, failures=facts.failed_closes)
+            return
+        if 0 < wait_ms < TICK_MS:
+            self._recent.discard(entry)  # the next look comes in time
             return
         on_time = wait_ms > -self._settings.reconcile_ms
         if on_time and await self._enqueue(job, max(0, wait_ms)):

@@ -1,7 +1,7 @@
 """Indexes against hashes: the state hash is right, and an index that says otherwise is put right.
 
 An entry may be too many for a moment, while a host is just writing the state. So what is taken out is old, and only as
-long as nobody has entered it anew; what is missing is added at once.
+long as nobody has entered it anew; what is missing is added once it was missing twice in a row.
 """
 
 from __future__ import annotations
@@ -22,14 +22,23 @@ from contracts.lifecycle import Status
 GRACE_MS: Final = 60_000
 """Much longer than any host takes from entering an index to writing the state."""
 
+_Lack = tuple[str, str, int]
+"""An index, a session that is missing in it, and when the session changed last."""
+
 
 class Indexes:
     """Compares the indexes with the hashes."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._lacking_before: set[_Lack] = set()
+        self._lacking: set[_Lack] = set()
         self._scripts = IndexScripts(broker.commands, broker.keys)
         self._log = structlog.get_logger("janitor")
+
+    def begin(self) -> None:
+        """A pass over everything begins."""
+        self._lacking_before, self._lacking = self._lacking, set()
 
     async def check_status(
         self, status: Status, page: Iterable[tuple[str, float]], now_ms: int
@@ -37,16 +46,15 @@ class Indexes:
         """Puts one page of a status index right; returns the facts of those that are in it rightly."""
         scores = dict(page)
         facts = await read_facts(self._broker, scores)
-        right = [item for item in facts.values() if item.status is status]
-        await self.add_missing(item for item in right if item.status in ENDING)
+        lacking = await self.add_missing(facts.values())
         for item in facts.values():
             if item.status is status or self._may_be_in_writing(
                 status, item, scores[item.session_id], now_ms
             ):
                 continue
-            await self.add_missing([item])
-            await self._drop(self._broker.keys.index(status), item, scores[item.session_id])
-        return right
+            if item.session_id not in lacking:
+                await self._drop(self._broker.keys.index(status), item, scores[item.session_id])
+        return [item for item in facts.values() if item.status is status]
 
     @staticmethod
     def _may_be_in_writing(status: Status, item: Facts, score: float, now_ms: int) -> bool:
@@ -70,21 +78,37 @@ class Indexes:
         async for names in self._known_elsewhere():
             await self.add_missing((await read_facts(self._broker, names)).values())
 
-    async def add_missing(self, items: Iterable[Facts]) -> None:
-        """Enters sessions where they are missing."""
+    async def add_missing(self, items: Iterable[Facts]) -> set[str]:
+        """Enters sessions where they are missing; returns those that are in an index too few.
+
+        A host moves a session from index to index while we look, so an entry is missing only if it was the last time
+        and the session has not changed since.
+        """
         wanted = [(key, item) for item in items for key in self._keys_of(item)]
         if not wanted:
-            return
+            return set()
         pipeline = self._broker.commands.pipeline(transaction=False)
         for key, item in wanted:
             pipeline.zscore(key, item.session_id)
         with map_exceptions("sessions index"):
-            present = await pipeline.execute()
-            for (key, item), score in zip(wanted, present, strict=True):
-                if score is None:
-                    # In the tombstone index this means that its close is due.
-                    await self._broker.commands.zadd(key, {item.session_id: item.updated_at_ms}, nx=True)
-                    self._log.warning("index entry was missing", index=key, session_id=item.session_id)
+            scores = await pipeline.execute()
+        lacking = [pair for pair, score in zip(wanted, scores, strict=True) if score is None]
+        for key, item in lacking:
+            lack = (key, item.session_id, item.updated_at_ms)
+            self._lacking.add(lack)
+            if lack in self._lacking_before:
+                await self._add(key, item)
+        return {item.session_id for _, item in lacking}
+
+    async def _add(self, key: str, item: Facts) -> None:
+        with map_exceptions(key):
+            # In the tombstone index this score means that the close is due.
+            added = await self._broker.commands.zadd(key, {item.session_id: item.updated_at_ms}, nx=True)
+        now = (await read_facts(self._broker, [item.session_id])).get(item.session_id)
+        if now is None or now.status is not item.status:  # it has moved on in this very moment
+            await self._scripts.drop(key, item.session_id, item.updated_at_ms)
+        elif added:
+            self._log.warning("index entry was missing", index=key, session_id=item.session_id)
 
     def _keys_of(self, item: Facts) -> list[str]:
         if item.status is None:

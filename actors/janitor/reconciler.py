@@ -18,7 +18,7 @@ from actors.broker_pool import Broker
 from actors.config import JanitorSettings
 from actors.index_pages import index_pages
 from actors.janitor.clients import Clients
-from actors.janitor.closes import Closes, Enqueue
+from actors.janitor.closes import TICK_MS, Closes, Enqueue
 from actors.janitor.connection import Connection
 from actors.janitor.facts import read_facts
 from actors.janitor.indexes import Indexes, live_pages
@@ -28,7 +28,6 @@ from contracts.broker import map_exceptions
 from contracts.errors import BrokerError, WorldlineError
 from contracts.lifecycle import Status
 
-_TICK_MS: Final = 1_000
 _LIMITS_MS: Final = 5_000
 _FORGOTTEN_MS: Final = 60_000
 """A janitor that was not seen for so long is taken out of the index of janitors."""
@@ -67,7 +66,7 @@ class Reconciler:
                 except BrokerError as error:
                     self._connection.broken()
                     self._log.warning("broker does not answer", error=str(error))
-                await _wait(stop, min(_TICK_MS, self._settings.reconcile_ms))
+                await _wait(stop, min(TICK_MS, self._settings.reconcile_ms))
         await self._broker.aclose()
 
     async def _round(self) -> None:
@@ -77,6 +76,7 @@ class Reconciler:
         if self._limits.is_due():
             await self._guarded(self._look_at_live(now_ms))
         if self._everything.is_due():
+            self._indexes.begin()
             for status in Status:
                 await self._guarded(self._look_at_index(status, now_ms))
             await self._guarded(self._indexes.check_tombstones(now_ms))

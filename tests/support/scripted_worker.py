@@ -74,8 +74,9 @@ class ScriptedWorker:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            while not self._task.done():
+                self._task.cancel()  # a read that ends in this moment swallows it
+                await asyncio.wait([self._task], timeout=1)
             self._task = None
 
     def kinds(self) -> list[str]:
