@@ -1,73 +1,79 @@
-"""Attention over paged KV with torch's own scaled dot product.
+"""Attention over paged KV: writing, reading, and torch's own scaled dot product.
 
-K is cached after normalisation and positional encoding, and everything visible attends to everything, so the order of
-the visible keys does not matter. That is why pages that lie in one run are read in place, whatever their order.
+K is cached after normalisation and positional encoding, and everything visible attends to everything, so attention
+needs no positions. Keys are still read in the timeline's order: sums of floating-point numbers depend on their order,
+and a session's results must not depend on which pages it happened to get.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that torch code uses
 
 from contracts.errors import KVStateError
+from gpu_worker.kv.metadata import PagedMetadata
 
 
-@dataclass(frozen=True, slots=True)
-class PagedMetadata:
-    """What one forward reads and writes; the same tensors serve every layer.
+class AttentionBackend(Protocol):
+    """How a layer attends to its visible pages; chosen once, when the runner is built."""
 
-    Args:
-        slot_mapping: [seq_len] int64, slots that the current frames are written to.
-        extra_slots: [extra_tokens] int64, scratch slots of action or register tokens.
-        block_table: [1, width] int32, visible pages, padded with the null page to a constant width.
-        seq_lens: [1] int32, tokens that are visible, extra tokens included.
-        query_start_loc: [2] int32, (0, query tokens).
-        max_seq_len: constant upper bound of seq_lens.
-        page_ids: [pages] int64, the visible pages and those of the extra tokens behind them.
-        run: (first page, pages) where they lie in one run, else None.
-        num_visible: tokens to attend to.
-        num_current_pages: pages at the end of the visible ones that this forward writes.
+    name: str
+
+    def attend(
+        self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, metadata: PagedMetadata
+    ) -> torch.Tensor:
+        """Full attention of q to the visible tokens.
+
+        Args:
+            q: [1, queries, heads, head].
+            k_pages: [blocks, block_size, kv_heads, head], the whole pool of a layer; heads is a multiple of kv_heads.
+            v_pages: as k_pages.
+            metadata: which pages are visible.
+
+        Returns:
+            [1, queries, heads, head].
+        """
+        ...
+
+
+class SdpaBackend:
+    """`torch.nn.functional.scaled_dot_product_attention`, on any device.
+
+    Visible pages that lie together are read in place; else they are gathered first.
     """
 
-    slot_mapping: torch.Tensor
-    extra_slots: torch.Tensor
-    block_table: torch.Tensor
-    seq_lens: torch.Tensor
-    query_start_loc: torch.Tensor
-    max_seq_len: int
-    page_ids: torch.Tensor
-    run: tuple[int, int] | None
-    num_visible: int
-    num_current_pages: int
+    name = "sdpa"
+
+    def attend(
+        self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, metadata: PagedMetadata
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`."""
+        keys, values = read_visible(k_pages, metadata), read_visible(v_pages, metadata)
+        return attend(q, keys.unsqueeze(0), values.unsqueeze(0))
 
 
-def single_run(page_ids: Sequence[int]) -> tuple[int, int] | None:
-    """(first, count) if the pages are one run of the pool, in whatever order; else None.
-
-    Only the last page of extra tokens is partly filled. It is scratch behind all others, so it is the run's last too.
-    """
-    ids = sorted(page_ids)
-    if not ids or ids[-1] - ids[0] + 1 != len(ids):
-        return None
-    return ids[0], len(ids)
+def write_frames(pages: torch.Tensor, metadata: PagedMetadata, values: torch.Tensor) -> None:
+    """Writes the current frames [seq_len, kv_heads, head] to their pages, one copy a run."""
+    frames = values.unflatten(0, (metadata.num_current_pages, metadata.block_size))
+    done = 0
+    for first, count in metadata.write_runs:
+        pages[first : first + count].copy_(frames[done : done + count])
+        done += count
 
 
-def write_tokens(pages: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
-    """Writes values [tokens, heads, head] at flat slots [tokens] of pages [blocks, block_size, heads, head]."""
-    pages.view(-1, *pages.shape[2:]).index_copy_(0, slots, values.to(pages.dtype))
+def write_extra(pages: torch.Tensor, metadata: PagedMetadata, values: torch.Tensor) -> None:
+    """Writes action or register tokens [extra_tokens, kv_heads, head] to scratch, which is one run."""
+    start = metadata.extra_ids[0] * metadata.block_size
+    pages.flatten(0, 1)[start : start + metadata.extra_tokens].copy_(values)
 
 
 def read_visible(pages: torch.Tensor, metadata: PagedMetadata) -> torch.Tensor:
-    """The visible tokens [num_visible, heads, head]: a view where the pages are one run, else a gathered copy."""
-    if metadata.run is not None:
-        first, count = metadata.run
-        picked = pages[first : first + count]
-    else:
-        picked = pages.index_select(0, metadata.page_ids)
-    return picked.view(-1, *pages.shape[2:])[: metadata.num_visible]
+    """The visible tokens [num_visible, kv_heads, head]: a view where the pages are one run, else a gathered copy."""
+    runs = [pages[first : first + count] for first, count in metadata.read_runs]
+    picked = runs[0] if len(runs) == 1 else torch.cat(runs)
+    return picked.flatten(0, 1)[: metadata.num_visible]
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
@@ -93,10 +99,39 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = 
     return out.transpose(1, 2)
 
 
-def check_tokens(name: str, tensor: torch.Tensor, tokens: int, heads: int, head_size: int) -> None:
-    """KVStateError unless `tensor` is [1, tokens, heads, head_size]."""
-    if tuple(tensor.shape) != (1, tokens, heads, head_size):
+def check_tensor(name: str, value: object, device: torch.device) -> torch.Tensor:
+    """`value` if it is a floating tensor on `device`, else KVStateError naming it."""
+    if not isinstance(value, torch.Tensor):
+        raise KVStateError(f"{name} must be a tensor, got {type(value).__name__}", field=name)
+    if not value.is_floating_point():
+        raise KVStateError(f"{name} must hold floating-point numbers, got {value.dtype}", field=name)
+    if value.device != device:
+        raise KVStateError(f"{name} must be on {device}, got {value.device}", field=name)
+    return value
+
+
+def check_tokens(name: str, value: object, shape: tuple[int, ...], device: torch.device) -> None:
+    """KVStateError unless `value` is a floating tensor of that shape on `device`."""
+    tensor = check_tensor(name, value, device)
+    if tuple(tensor.shape) != shape:
         raise KVStateError(
-            f"{name} must have shape {(1, tokens, heads, head_size)} in this forward, got {tuple(tensor.shape)}",
-            field=name,
+            f"{name} must have shape {shape} in this forward, got {tuple(tensor.shape)}", field=name
+        )
+
+
+def check_query(value: object, kv_heads: int, head_size: int, device: torch.device) -> None:
+    """KVStateError unless `value` is [1, queries, heads, head_size] with heads a multiple of kv_heads."""
+    q = check_tensor("q", value, device)
+    if (
+        q.dim() != 4
+        or q.shape[0] != 1
+        or q.shape[1] == 0
+        or q.shape[3] != head_size
+        or q.shape[2] == 0
+        or q.shape[2] % kv_heads
+    ):
+        raise KVStateError(
+            f"q must have shape (1, queries, a multiple of {kv_heads} heads, {head_size}) in this forward, "
+            f"got {tuple(q.shape)}",
+            field="q",
         )

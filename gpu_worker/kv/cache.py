@@ -7,6 +7,7 @@ import torch
 from contracts.capacity import NULL_BLOCK_ID, CapacityPlan
 from contracts.errors import InvalidArgumentError, KVStateError, PoolExhaustedError
 from contracts.kv_spec import ARDiffusionKVCacheSpec, ARDiffusionKVConfig
+from gpu_worker.kv.attention import AttentionBackend, SdpaBackend
 from gpu_worker.kv.block_pool import BlockPool
 from gpu_worker.kv.block_table import KVRequestAdapter
 from gpu_worker.kv.cross_attention import CrossAttentionStore
@@ -26,6 +27,7 @@ class ARDiffusionKVCache:
         plan: how many pages and sessions.
         device: where the pool lives.
         dtype: element type of K and V.
+        attention: how layers attend; None for torch's own.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class ARDiffusionKVCache:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        attention: AttentionBackend | None = None,
     ) -> None:
+        self.attention = SdpaBackend() if attention is None else attention
         self.window = SlidingWindow.from_config(config)
         self.spec = spec
         self.plan = plan
@@ -48,7 +52,6 @@ class ARDiffusionKVCache:
         shape = (plan.total_blocks, self.block_size, spec.num_kv_heads, spec.head_size)
         self.k_pages = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(spec.num_layers)]
         self.v_pages = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(spec.num_layers)]
-        self.layer_indices = [torch.tensor(layer) for layer in range(spec.num_layers)]
         self._staging = self._make_staging() if config.reuse_history_staging else None
         self._adapters: dict[str, KVRequestAdapter] = {}
 

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from contracts.capacity import NULL_BLOCK_ID
 from contracts.errors import InvalidArgumentError, KVStateError
-from gpu_worker.kv.attention import (
-    PagedMetadata,
-    attend,
-    check_tokens,
-    read_visible,
-    single_run,
-    write_tokens,
-)
-from gpu_worker.kv.block_table import KVRequestAdapter, slot_indices
+from gpu_worker.kv.attention import attend, check_query, check_tokens, write_extra, write_frames
+from gpu_worker.kv.block_table import KVRequestAdapter
 from gpu_worker.kv.cache import ARDiffusionKVCache
+from gpu_worker.kv.lease import Lease
+from gpu_worker.kv.metadata import PagedMetadata
 from gpu_worker.kv.staging import HistoryStaging, StagingKey
 
 
@@ -30,10 +24,17 @@ class PagedForwardContext:
         adapter: the timeline.
         seq_len: tokens of the current frames, a multiple of a frame.
         commit: whether the frames are to stay.
+        lease: says whether the session's KV may be used.
     """
 
     def __init__(
-        self, cache: ARDiffusionKVCache, adapter: KVRequestAdapter, seq_len: int, *, commit: bool
+        self,
+        cache: ARDiffusionKVCache,
+        adapter: KVRequestAdapter,
+        seq_len: int,
+        *,
+        commit: bool,
+        lease: Lease,
     ) -> None:
         self.cache = cache
         self.adapter = adapter
@@ -41,6 +42,7 @@ class PagedForwardContext:
         self.commit = commit
         self.num_frames = seq_len // cache.block_size
         self.extra_tokens = 0
+        self._lease = lease
         self._metadata: PagedMetadata | None = None
         self._staging: HistoryStaging | None = None
         self._retired = False
@@ -62,7 +64,8 @@ class PagedForwardContext:
 
     @property
     def metadata(self) -> PagedMetadata:
-        """Pages and slots; KVStateError before `prepare` and once the context is over."""
+        """Pages and slots; KVStateError before `prepare`, outside a call, and once the context is over."""
+        self._lease.check()
         if self._retired:
             raise KVStateError("this paged context is over: its frames were committed, replaced or released")
         if self._metadata is None:
@@ -73,31 +76,40 @@ class PagedForwardContext:
         """Ends the context: it can no longer read or write."""
         self._retired = True
 
+    # ------------------------------------------------------------------------------------------- pages
+
     def prepare(self, extra_tokens: int = 0) -> None:
         """Assigns pages; the second time does nothing.
 
         Args:
             extra_tokens: action or register tokens beside the frames, the same in every layer.
         """
-        if self._metadata is not None:
-            if extra_tokens != self.extra_tokens:
-                raise KVStateError(
-                    f"paged context was prepared for {self.extra_tokens} extra tokens", field="extra_tokens"
-                )
-            return
-        if extra_tokens < 0:
-            raise InvalidArgumentError(
-                f"extra_tokens must not be negative, got {extra_tokens}", field="extra_tokens"
+        _check_count(extra_tokens)
+        if self._metadata is None:
+            self._assign(extra_tokens)
+        elif extra_tokens != self.extra_tokens:
+            raise KVStateError(
+                f"paged context was prepared for {self.extra_tokens} extra tokens", field="extra_tokens"
             )
-        block_size = self.cache.block_size
-        extra_pages = -(-extra_tokens // block_size)
+
+    def _assign(self, extra_tokens: int) -> None:
+        cache, adapter = self.cache, self.adapter
         offset = 0 if self.commit else self.num_frames
-        extra_ids = self.cache.scratch_block_ids(self.adapter.local_index, offset, extra_pages)
+        extra_pages = -(-extra_tokens // cache.block_size)
+        extra = cache.scratch_block_ids(adapter.local_index, offset, extra_pages)
         current = self._current_ids()
-        history = list(self.adapter.table.ids[: self.adapter.num_computed_tokens // block_size])
+        history = adapter.table.ids[: adapter.num_computed_tokens // cache.block_size]
         self.extra_tokens = extra_tokens
-        self._metadata = self._build(history, current, extra_ids)
-        self._stage(self._metadata, tuple(history))
+        self._metadata = PagedMetadata(
+            visible=cache.window.visible([*history, *current]),
+            current=current,
+            extra=extra,
+            extra_tokens=extra_tokens,
+            block_size=cache.block_size,
+            retained_blocks=cache.window.retained_blocks,
+            device=cache.device,
+        )
+        self._stage(self._metadata, history)
 
     def _current_ids(self) -> list[int]:
         if not self.commit:
@@ -105,31 +117,6 @@ class PagedForwardContext:
         self.cache.allocate(self.adapter, self.seq_len)
         first = self.adapter.num_computed_tokens // self.cache.block_size
         return list(self.adapter.table.ids[first : first + self.num_frames])
-
-    def _build(self, history: list[int], current: list[int], extra_ids: list[int]) -> PagedMetadata:
-        cache, block_size = self.cache, self.cache.block_size
-        visible = cache.window.visible([*history, *current])
-        pages = [*visible, *extra_ids]
-        # A row of constant width keeps kernels and captured graphs independent of how far the rollout is.
-        extra_width = max(1, len(extra_ids))
-        width = cache.window.retained_blocks + extra_width
-        num_visible = len(visible) * block_size + self.extra_tokens
-
-        def tensor(values: list[int], dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=cache.device)
-
-        return PagedMetadata(
-            slot_mapping=tensor(slot_indices(current, 0, self.seq_len, block_size), torch.int64),
-            extra_slots=tensor(slot_indices(extra_ids, 0, self.extra_tokens, block_size), torch.int64),
-            block_table=tensor([*pages, *[NULL_BLOCK_ID] * (width - len(pages))], torch.int32).unsqueeze(0),
-            seq_lens=tensor([num_visible], torch.int32),
-            query_start_loc=tensor([0, self.seq_len + self.extra_tokens], torch.int32),
-            max_seq_len=width * block_size,
-            page_ids=tensor(pages, torch.int64),
-            run=single_run(pages),
-            num_visible=num_visible,
-            num_current_pages=self.num_frames,
-        )
 
     def _stage(self, metadata: PagedMetadata, history: tuple[int, ...]) -> None:
         # Extra tokens lie behind the current frames, and frames beyond the window hide each other: neither is staged.
@@ -149,6 +136,8 @@ class PagedForwardContext:
                     self.seq_len,
                 )
             )
+
+    # ------------------------------------------------------------------------------------------- layers
 
     def write_and_attend(
         self,
@@ -172,28 +161,39 @@ class PagedForwardContext:
 
         Returns:
             [1, queries, heads, head].
+
+        Raises:
+            KVStateError: a tensor is wrong, named in `field`, and nothing was written; or this is not the time.
         """
         metadata = self.metadata
         k_pages, v_pages = self.cache.k_pages[layer], self.cache.v_pages[layer]
-        heads, head_size = k_pages.shape[2:]
-        if q.dim() != 4 or q.shape[0] != 1 or q.shape[3] != head_size:
-            raise KVStateError(
-                f"q must have shape (1, queries, heads, {head_size}) in this forward, got {tuple(q.shape)}",
-                field="q",
-            )
-        for name, pages, values in (("k", k_pages, k), ("v", v_pages, v)):
-            check_tokens(name, values, self.seq_len, heads, head_size)
-            write_tokens(pages, metadata.slot_mapping, values[0])
-        for name, pages, extra in (("extra_k", k_pages, extra_k), ("extra_v", v_pages, extra_v)):
-            if (extra is not None) != (self.extra_tokens > 0):
+        self._check(q, k, v, extra_k, extra_v)
+        write_frames(k_pages, metadata, k[0])
+        write_frames(v_pages, metadata, v[0])
+        if extra_k is not None and extra_v is not None:
+            write_extra(k_pages, metadata, extra_k[0])
+            write_extra(v_pages, metadata, extra_v[0])
+        if self._staging is None:
+            return self.cache.attention.attend(q, k_pages, v_pages, metadata)
+        keys, values = self._staging.gather(layer, k_pages, v_pages, metadata)
+        return attend(q, keys.unsqueeze(0), values.unsqueeze(0))
+
+    def _check(self, q: object, k: object, v: object, extra_k: object, extra_v: object) -> None:
+        device, spec = self.cache.device, self.cache.spec
+        check_query(q, spec.num_kv_heads, spec.head_size, device)
+        for name, value in (("k", k), ("v", v)):
+            check_tokens(name, value, (1, self.seq_len, spec.num_kv_heads, spec.head_size), device)
+        for name, value in (("extra_k", extra_k), ("extra_v", extra_v)):
+            if (value is not None) != (self.extra_tokens > 0):
                 raise KVStateError(
                     f"{name} must hold the {self.extra_tokens} extra tokens of this forward", field=name
                 )
-            if extra is not None:
-                check_tokens(name, extra, self.extra_tokens, heads, head_size)
-                write_tokens(pages, metadata.extra_slots, extra[0])
-        if self._staging is not None:
-            keys, values = self._staging.gather(layer, k_pages, v_pages, metadata)
-        else:
-            keys, values = read_visible(k_pages, metadata), read_visible(v_pages, metadata)
-        return attend(q, keys.unsqueeze(0), values.unsqueeze(0))
+            if value is not None:
+                check_tokens(name, value, (1, self.extra_tokens, spec.num_kv_heads, spec.head_size), device)
+
+
+def _check_count(extra_tokens: object) -> None:
+    if isinstance(extra_tokens, bool) or not isinstance(extra_tokens, int) or extra_tokens < 0:
+        raise InvalidArgumentError(
+            f"extra_tokens must be an integer >= 0, got {extra_tokens!r:.80}", field="extra_tokens"
+        )

@@ -9,6 +9,7 @@ import torch
 
 from contracts.errors import InvalidArgumentError, KVStateError
 from contracts.kv_spec import ARDiffusionCrossAttentionKVSpec, ARDiffusionKVCacheSpec
+from gpu_worker.kv.errors import UnknownNameError
 
 LayerKV = tuple[torch.Tensor, torch.Tensor]
 
@@ -54,7 +55,7 @@ class CrossAttentionStore:
         """Publishes one cache from exactly `num_layers` (k, v) pairs in layer order; values are copied.
 
         Raises:
-            KeyError: unknown branch or name.
+            UnknownNameError: unknown branch or name.
             KVStateError: as many sessions as fit hold caches already.
             InvalidArgumentError: wrong number of layers, or something that is no pair of tensors of the right shape.
                 Errors of the iterable itself pass through unchanged. Either way the previous cache stays.
@@ -64,6 +65,7 @@ class CrossAttentionStore:
             raise KVStateError(
                 f"cross-attention caches of {self._capacity} sessions exist, there is no room for more"
             )
+        _check_iterable(name, layer_kv)
         layers = list(self._copies(name, shape, layer_kv))
         if len(layers) != self._num_layers:
             raise InvalidArgumentError(
@@ -108,11 +110,16 @@ class CrossAttentionStore:
 
     def _check_branch(self, branch: str) -> None:
         if branch not in self._branches:
-            raise KeyError(f"unknown KV branch {branch!r}, expected one of {list(self._branches)}")
+            raise UnknownNameError(
+                f"unknown KV branch {branch!r:.80}, expected one of {list(self._branches)}", field="branch"
+            )
 
     def _check_name(self, name: str) -> None:
         if name not in self._shapes:
-            raise KeyError(f"unknown cross-attention cache {name!r}, expected one of {sorted(self._shapes)}")
+            raise UnknownNameError(
+                f"unknown cross-attention cache {name!r:.80}, expected one of {sorted(self._shapes)}",
+                field="name",
+            )
 
     def _copies(
         self, name: str, shape: tuple[int, ...], layer_kv: Iterable[LayerKV]
@@ -133,6 +140,14 @@ class CrossAttentionStore:
 def _shape(cache: ARDiffusionCrossAttentionKVSpec, spec: ARDiffusionKVCacheSpec) -> tuple[int, ...]:
     heads = spec.num_kv_heads if cache.num_kv_heads is None else cache.num_kv_heads
     return (1, cache.num_tokens, heads, spec.head_size)
+
+
+def _check_iterable(name: str, layer_kv: object) -> None:
+    if not isinstance(layer_kv, Iterable) or isinstance(layer_kv, torch.Tensor):
+        raise InvalidArgumentError(
+            f"cross-attention cache {name!r}: expected one (k, v) pair a layer, got {type(layer_kv).__name__}",
+            field=name,
+        )
 
 
 def _checked_pair(name: str, index: int, shape: tuple[int, ...], pair: object) -> LayerKV:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.kv.attention import PagedMetadata
 from gpu_worker.kv.block_table import KVRequestAdapter
+from gpu_worker.kv.metadata import PagedMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class StagingKey:
 
 
 class HistoryStaging:
-    """Staged K and V of one local branch, [max visible tokens, heads, head] a layer.
+    """Staged K and V of one local branch, [layers, max visible tokens, kv_heads, head].
 
     Args:
         num_layers: layers to stage.
-        shape: shape of one buffer.
+        shape: shape of one layer's buffer.
         device: where the pool lives.
         dtype: element type of the pool.
     """
@@ -64,12 +64,15 @@ class HistoryStaging:
     def gather(
         self, layer: int, k_pages: torch.Tensor, v_pages: torch.Tensor, metadata: PagedMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Visible K and V of one layer, [num_visible, heads, head] each, from the buffer."""
-        fresh = 0
-        if layer in self._staged:
-            fresh = len(metadata.page_ids) - metadata.num_current_pages
-        start, ids = fresh * k_pages.shape[1], metadata.page_ids[fresh:]
+        """Visible K and V of one layer, [num_visible, kv_heads, head] each, from the buffer."""
+        staged = layer in self._staged
+        runs = metadata.write_runs if staged else metadata.read_runs
+        skipped = len(metadata.page_ids) - metadata.num_current_pages if staged else 0
         for buffer, pages in ((self._k[layer], k_pages), (self._v[layer], v_pages)):
-            buffer[start : metadata.num_visible] = pages.index_select(0, ids).view(-1, *pages.shape[2:])
+            done = skipped * metadata.block_size
+            for first, count in runs:
+                tokens = pages[first : first + count].flatten(0, 1)
+                buffer[done : done + len(tokens)] = tokens
+                done += len(tokens)
         self._staged.add(layer)
         return self._k[layer, : metadata.num_visible], self._v[layer, : metadata.num_visible]

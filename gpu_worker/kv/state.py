@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 from contracts.errors import InvalidArgumentError, KVStateError
 from gpu_worker.kv.block_table import KVRequestAdapter
 from gpu_worker.kv.cache import ARDiffusionKVCache
 from gpu_worker.kv.context import PagedForwardContext
 from gpu_worker.kv.cross_attention import CrossAttentionLayer, LayerKV
-from gpu_worker.kv.layer import LayerKVHandle, layer_handles
+from gpu_worker.kv.errors import FrameAlignmentError, UnknownNameError
+from gpu_worker.kv.layer import BranchForwards, LayerKVHandle
+from gpu_worker.kv.lease import Lease
 
 
 class ARDiffusionKVState:
@@ -43,27 +46,40 @@ class ARDiffusionKVState:
         self.session_id = session_id
         self._cache = cache
         self._adapters = dict(cache.begin_session(session_id) if adapters is None else adapters)
-        self._contexts: dict[str, PagedForwardContext] = {}
-        self._closed = False
+        self._forwards = {branch: BranchForwards() for branch in self._adapters}
+        self._handles = {
+            branch: forwards.handles(cache.spec.num_layers) for branch, forwards in self._forwards.items()
+        }
+        self._lease = Lease(session_id)
 
     @property
     def closed(self) -> bool:
         """Whether the session's KV was released."""
-        return self._closed
+        return self._lease.closed
+
+    def lend(self) -> AbstractContextManager[None]:
+        """Makes the state usable for one call; once it was lent, it can be used during such calls only."""
+        return self._lease.lend()
 
     def adapter(self, branch: str) -> KVRequestAdapter:
-        """The timeline of a branch; KeyError for an unknown one, KVStateError once closed."""
-        if self._closed:
-            raise KVStateError(f"the KV state of session {self.session_id!r} is closed")
+        """The timeline of a branch.
+
+        Raises:
+            KVStateError: the state is closed, or not bound.
+            UnknownNameError: there is no such branch.
+        """
+        self._lease.check()
         if branch not in self._adapters:
-            raise KeyError(f"unknown KV branch {branch!r}, expected one of {sorted(self._adapters)}")
+            raise UnknownNameError(
+                f"unknown KV branch {branch!r:.80}, expected one of {sorted(self._adapters)}", field="branch"
+            )
         return self._adapters[branch]
 
     # ------------------------------------------------------------------------------------------- self-attention
 
     def get_kv_caches(
         self, branch: str, *, seq_len: int | None = None, commit_current: bool = False
-    ) -> list[LayerKVHandle]:
+    ) -> tuple[LayerKVHandle, ...]:
         """Begins a forward over `branch` and returns one handle a layer. Allocates nothing yet.
 
         Args:
@@ -73,36 +89,39 @@ class ARDiffusionKVState:
 
         Raises:
             InvalidArgumentError: no seq_len, or more frames to commit than a tick has.
-            AssertionError: seq_len is not frame-aligned.
+            FrameAlignmentError: seq_len is not whole frames.
             KVStateError: the branch holds pages of a commit that was prepared and never committed.
         """
         adapter = self.adapter(branch)
-        if seq_len is None:
-            raise InvalidArgumentError(
-                "get_kv_caches needs seq_len, the tokens of the current frames", field="seq_len"
-            )
-        block_size = self._cache.block_size
-        if seq_len <= 0 or seq_len % block_size:
-            raise AssertionError(
-                f"seq_len must be frame-aligned: {seq_len} is no multiple of {block_size} tokens"
-            )
-        if commit_current and seq_len > self._cache.spec.frames_per_block * block_size:
-            raise InvalidArgumentError(
-                f"seq_len {seq_len} commits more than {self._cache.spec.frames_per_block} frames",
-                field="seq_len",
-            )
-        self._replace_context(
-            branch, PagedForwardContext(self._cache, adapter, seq_len, commit=commit_current)
-        )
-        return layer_handles(self._contexts[branch])
-
-    def _replace_context(self, branch: str, context: PagedForwardContext) -> None:
-        previous = self._contexts.get(branch)
+        checked = self._checked_length(seq_len, commit_current)
+        forwards = self._forwards[branch]
+        previous = forwards.context
         if previous is not None:
             if previous.commit and previous.prepared:
                 raise KVStateError(f"branch {branch!r} allocated pages for a commit that did not happen")
             previous.retire()
-        self._contexts[branch] = context
+        forwards.context = PagedForwardContext(
+            self._cache, adapter, checked, commit=commit_current, lease=self._lease
+        )
+        return self._handles[branch]
+
+    def _checked_length(self, seq_len: object, commit: bool) -> int:
+        if isinstance(seq_len, bool) or not isinstance(seq_len, int):
+            raise InvalidArgumentError(
+                f"get_kv_caches needs seq_len, the tokens of the current frames, got {seq_len!r:.80}",
+                field="seq_len",
+            )
+        block_size, most = self._cache.block_size, self._cache.spec.frames_per_block
+        if seq_len <= 0 or seq_len % block_size:
+            raise FrameAlignmentError(
+                f"seq_len must be frame-aligned: {seq_len} is no multiple of {block_size} tokens",
+                field="seq_len",
+            )
+        if commit and seq_len > most * block_size:
+            raise InvalidArgumentError(
+                f"seq_len {seq_len} commits more than the {most} frames of a tick", field="seq_len"
+            )
+        return seq_len
 
     def prepare_paged_context(self, branch: str, *, extra_tokens: int = 0) -> PagedForwardContext:
         """Assigns pages to the forward that `get_kv_caches` began; the second time does nothing.
@@ -112,7 +131,7 @@ class ARDiffusionKVState:
             extra_tokens: action or register tokens that each layer passes as extra_k and extra_v.
         """
         self.adapter(branch)
-        context = self._contexts.get(branch)
+        context = self._forwards[branch].context
         if context is None:
             raise KVStateError(f"branch {branch!r} has no forward to prepare: call get_kv_caches first")
         context.prepare(extra_tokens)
@@ -122,10 +141,9 @@ class ARDiffusionKVState:
         """Ends the forward over `branch`. Its frames are committed one by one if it was a prepared commit; a scratch
         or unprepared forward advances nothing, and without a forward nothing happens."""
         adapter = self.adapter(branch)
-        context = self._contexts.pop(branch, None)
+        context = self._end_forward(branch)
         if context is None:
             return
-        context.retire()
         if context.commit and context.prepared:
             for _ in range(context.num_frames):
                 self._cache.commit_chunk(adapter)
@@ -165,7 +183,7 @@ class ARDiffusionKVState:
         """
         for branch in self._adapters:
             self._cache.reset_request(self.adapter(branch))
-        self._retire_contexts()
+        self._end_forwards()
         if keep_cross_attention is True:
             return
         kept = (
@@ -179,15 +197,21 @@ class ARDiffusionKVState:
 
     def close(self) -> None:
         """Frees everything; the second time does nothing."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
-        self._retire_contexts()
+        self._lease.closed = True
+        self._end_forwards()
         for adapter in self._adapters.values():
             self._cache.end_request(adapter)
         self._cache.cross_attention.clear(self.session_id)
 
-    def _retire_contexts(self) -> None:
-        for context in self._contexts.values():
+    def _end_forward(self, branch: str) -> PagedForwardContext | None:
+        forwards = self._forwards[branch]
+        context, forwards.context = forwards.context, None
+        if context is not None:
             context.retire()
-        self._contexts.clear()
+        return context
+
+    def _end_forwards(self) -> None:
+        for branch in self._forwards:
+            self._end_forward(branch)

@@ -42,7 +42,7 @@ def test_the_operator_equals_the_direct_call_bit_for_bit() -> None:
     state.prepare_paged_context("main", extra_tokens=2)
     x, extra = torch.randn(1, 16, 2, 8), torch.randn(1, 2, 2, 8)
     direct = handle.write_and_attend(x, x, x, extra, extra)
-    fused = paged_write_and_attend(x, x, x, extra, extra, handle.context_id, handle.layer_idx)
+    fused = paged_write_and_attend(x, x, x, extra, extra, handle.branch_id, handle.layer_idx)
     assert torch.equal(direct, fused)
 
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that torch code uses
 
 from contracts.kv_spec import ARDiffusionKVCacheSpec
-from gpu_worker.kv.attention import attend, single_run
+from gpu_worker.kv.attention import attend
+from gpu_worker.kv.metadata import page_runs
 from gpu_worker.kv.state import ARDiffusionKVState
 from support.kv_cache import cache_of, make_state, tiny_spec
 
@@ -142,11 +143,33 @@ def test_attention_is_never_causal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pages", "run"),
-    [([4, 5, 6], (4, 3)), ([5, 6, 4], (4, 3)), ([4, 6], None), ([4, 6, 7], None), ([7], (7, 1)), ([], None)],
+    ("pages", "runs"),
+    [
+        ([4, 5, 6], ((4, 3),)),
+        ([5, 6, 4], ((5, 2), (4, 1))),
+        ([4, 6, 7], ((4, 1), (6, 2))),
+        ([7], ((7, 1),)),
+        ([], ()),
+    ],
 )
-def test_pages_that_lie_in_one_run_are_found(pages: list[int], run: tuple[int, int] | None) -> None:
-    assert single_run(pages) == run
+def test_pages_that_lie_together_are_one_run(pages: list[int], runs: tuple[tuple[int, int], ...]) -> None:
+    assert page_runs(pages) == runs
+
+
+@pytest.mark.parametrize("staging", [False, True])
+def test_a_world_is_the_same_bit_for_bit_on_whatever_pages_it_gets(staging: bool) -> None:
+    wide = spec(frames_per_block=3, window_frames=6, sink_frames=3, tokens_per_frame=64)
+    generator = torch.Generator().manual_seed(3)
+    tokens = [Tokens(*torch.randn(3, 1, 192, HEADS, HEAD, generator=generator)) for _ in range(24)]
+    states = [make_state(wide, kv={"reuse_history_staging": staging}, spare_pages=spare) for spare in (0, 40)]
+    scattered = cache_of(states[1]).pool
+    scattered._free = scattered._free[::-1]  # no heap any more: pages come in some other order
+    runs = []
+    for call, values in enumerate(tokens):
+        here, there = (forward(state, values, commit=call % 3 == 2) for state in states)
+        assert torch.equal(here, there)
+        runs.append(states[1].adapter("main").table.ids)
+    assert any(len(page_runs(ids)) > 3 for ids in runs), "the pages were scattered indeed"
 
 
 def test_a_run_that_ends_in_partly_filled_scratch_is_cut_there() -> None:
@@ -173,7 +196,7 @@ def test_a_run_is_read_without_a_copy() -> None:
     gathered = attend(
         tokens.q,
         *(
-            pages[0].index_select(0, metadata.page_ids).view(1, -1, HEADS, HEAD)
+            pages[0][list(metadata.page_ids)].view(1, -1, HEADS, HEAD)
             for pages in (cache_of(state).k_pages, cache_of(state).v_pages)
         ),
     )

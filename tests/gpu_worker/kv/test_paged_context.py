@@ -68,10 +68,10 @@ def test_a_commit_writes_managed_pages_and_a_probe_writes_scratch() -> None:
     cache = cache_of(state)
     state.get_kv_caches("main", seq_len=16)
     probe = state.prepare_paged_context("main")
-    assert probe.metadata.page_ids.tolist() == cache.scratch_block_ids(0, 0, 1)
+    assert list(probe.metadata.page_ids) == cache.scratch_block_ids(0, 0, 1)
     state.get_kv_caches("main", seq_len=16, commit_current=True)
     commit = state.prepare_paged_context("main")
-    assert commit.metadata.page_ids.tolist() == [1]
+    assert commit.metadata.page_ids == (1,)
 
 
 def test_probes_change_neither_tables_nor_counters() -> None:
@@ -115,7 +115,7 @@ def test_a_commit_advances_by_its_frames() -> None:
 def test_a_context_that_is_over_cannot_be_used(how: str) -> None:
     state = make_state(tiny_spec())
     (handle,) = state.get_kv_caches("main", seq_len=16, commit_current=how == "commit")
-    state.prepare_paged_context("main")
+    context = state.prepare_paged_context("main")
     q = torch.zeros(1, 16, 1, 1)
     handle.write_and_attend(q, q, q)
     {
@@ -124,7 +124,9 @@ def test_a_context_that_is_over_cannot_be_used(how: str) -> None:
         "reset": state.reset,
         "close": state.close,
     }[how]()
-    with pytest.raises(KVStateError, match="over"):
+    with pytest.raises(KVStateError, match="is closed" if how == "close" else "over"):
+        context.write_and_attend(0, q, q, q)
+    with pytest.raises(KVStateError, match="before prepare" if how == "replace" else "over"):
         handle.write_and_attend(q, q, q)
 
 
@@ -156,7 +158,7 @@ def test_extra_tokens_go_to_scratch_behind_the_frames_of_a_probe_and_first_for_a
     scratch = cache.scratch_block_ids(0, 0, 3)
     state.get_kv_caches("main", seq_len=16)
     probe = state.prepare_paged_context("main", extra_tokens=20).metadata
-    assert probe.page_ids.tolist() == scratch
+    assert list(probe.page_ids) == scratch
     assert probe.extra_slots.tolist() == list(range(scratch[1] * 16, scratch[1] * 16 + 20))
     assert (probe.seq_lens.tolist(), probe.max_seq_len) == ([36], 64)
     assert probe.query_start_loc.tolist() == [0, 36]
@@ -164,7 +166,7 @@ def test_extra_tokens_go_to_scratch_behind_the_frames_of_a_probe_and_first_for_a
 
     state.get_kv_caches("main", seq_len=16, commit_current=True)
     commit = state.prepare_paged_context("main", extra_tokens=20).metadata
-    assert commit.page_ids.tolist() == [1, *scratch[:2]]
+    assert commit.page_ids == (1, *scratch[:2])
     assert commit.extra_slots.tolist() == list(range(scratch[0] * 16, scratch[0] * 16 + 20))
 
 
