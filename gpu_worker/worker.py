@@ -34,11 +34,10 @@ from gpu_worker.engine_thread import EngineThread
 from gpu_worker.housekeeping import Evicted, EvictionNotices, ResidentCheck
 from gpu_worker.ledger import Ledger
 from gpu_worker.name import NameLease, NameTakenError
+from gpu_worker.partitions import PartitionCount
 from gpu_worker.requests import Outgoing, RequestHandler, read_request, salvage
 from gpu_worker.takeover import announce, answer_left_requests
 
-DEFAULT_PARTITIONS: Final = 8
-PARTITIONS_WAIT_S: Final = 5.0
 INTEGRITY_PERIOD_S: Final = 5.0
 NOTICE_PATIENCE_S: Final = 2.0
 INTERRUPT_PERIOD_S: Final = 0.05
@@ -82,7 +81,8 @@ class Worker:
         self._backoff = Backoff()
         self._name = NameLease(self._link, self.engine, settings, on_taken=self.stop)
         self._handler = RequestHandler(self._link, self._ledger, self.engine, busy=self._name.mark_busy)
-        self._notices = EvictionNotices(self._link, self._outage, self._partitions)
+        self._partitions = PartitionCount(self._link)
+        self._notices = EvictionNotices(self._link, self._outage, self._partitions.get)
         self._residents = ResidentCheck(
             self._link,
             self._ledger,
@@ -94,7 +94,6 @@ class Worker:
         self._waiting: asyncio.Task[None] | None = None
         self._unfinished: dict[bytes, WorkerRequest] = {}
         self._own_first = True
-        self._partition_count: int | None = None
         self._integrity_due_s = 0.0
 
     # ------------------------------------------------------------------------------------------------ life
@@ -139,8 +138,8 @@ class Worker:
 
     async def _take_over(self) -> None:
         await self._link.requests.ensure_group()
-        answered = await answer_left_requests(self._link, self._ledger, self._partitions)
-        told = await announce(self._link, self._partitions)
+        answered = await answer_left_requests(self._link, self._ledger, self._partitions.get)
+        told = await announce(self._link, self._partitions.get)
         log.info("started", worker=self.worker_id, incarnation=self.incarnation, answered=answered, told=told)
 
     async def _load(self) -> bool:
@@ -158,17 +157,6 @@ class Worker:
         await self._name.show_ready()
         self._on_ready(self)
         return True
-
-    async def _partitions(self) -> int:
-        """How many partitions there are; where no host writes it down within seconds, the default, for the moment."""
-        deadline_s, backoff = time.monotonic() + PARTITIONS_WAIT_S, Backoff()
-        while self._partition_count is None:
-            self._partition_count = await self._link.partitions()
-            if self._partition_count is None:
-                if time.monotonic() > deadline_s:
-                    return DEFAULT_PARTITIONS
-                await asyncio.sleep(backoff.next_s())
-        return self._partition_count
 
     def _evicted(self, session_id: str) -> None:
         life = self._ledger.released(session_id)
@@ -250,7 +238,7 @@ class Worker:
         reply = answer.reply
 
         async def write() -> None:
-            inbox = answer.reply_to or self._link.inbox_of(reply.session_id, await self._partitions())
+            inbox = answer.reply_to or self._link.inbox_of(reply.session_id, await self._partitions.get())
             await self._link.send_reply(inbox, reply, answer.blobs)
 
         try:
