@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from contracts.capacity import NULL_BLOCK_ID, CapacityPlan
@@ -50,8 +53,8 @@ class ARDiffusionKVCache:
         self.pool = BlockPool(plan.num_blocks)
         self.cross_attention = CrossAttentionStore(spec, plan.capacity, device=device, dtype=dtype)
         shape = (plan.total_blocks, self.block_size, spec.num_kv_heads, spec.head_size)
-        self.k_pages = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(spec.num_layers)]
-        self.v_pages = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(spec.num_layers)]
+        self.k_pages = [zero_pages(shape, device, dtype) for _ in range(spec.num_layers)]
+        self.v_pages = [zero_pages(shape, device, dtype) for _ in range(spec.num_layers)]
         self._staging = self._make_staging() if config.reuse_history_staging else None
         self._adapters: dict[str, KVRequestAdapter] = {}
 
@@ -151,3 +154,14 @@ class ARDiffusionKVCache:
         if NULL_BLOCK_ID in owned:
             raise KVStateError("a table holds the null page")
         self.pool.check_conservation(owned)
+
+
+def zero_pages(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Zeroed storage for pages, `shape` of `dtype`.
+
+    On the CPU it comes from the system's own zero pages, so that a pool takes memory as it fills, not when it is made.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
