@@ -18,7 +18,9 @@ if TYPE_CHECKING:
         WARMUP_SESSION_ID,
         ARDiffusionRequest,
         DiffusionOutput,
+        StepState,
         SupportsARDiffusionPipeline,
+        SupportsStepExecution,
     )
     from gpu_worker.engine import ARDiffusionEngine, TickEngine, load_engine
     from gpu_worker.kv.state import ARDiffusionKVState
@@ -34,7 +36,9 @@ __all__ = [
     "ARDiffusionModelRunner",
     "ARDiffusionRequest",
     "DiffusionOutput",
+    "StepState",
     "SupportsARDiffusionPipeline",
+    "SupportsStepExecution",
     "TickEngine",
     "load_engine",
 ]
@@ -45,7 +49,9 @@ _HOME: Final = {
     "ARDiffusionKVCacheSpec": "contracts.kv_spec",
     "ARDiffusionRequest": "gpu_worker.capability",
     "DiffusionOutput": "gpu_worker.capability",
+    "StepState": "gpu_worker.capability",
     "SupportsARDiffusionPipeline": "gpu_worker.capability",
+    "SupportsStepExecution": "gpu_worker.capability",
     "WARMUP_SESSION_ID": "gpu_worker.capability",
     "ARDiffusionEngine": "gpu_worker.engine",
     "TickEngine": "gpu_worker.engine",

@@ -134,6 +134,8 @@ def load_installed_model(settings: WorkerSettings) -> TickEngine:
         available_bytes=settings.device_memory,
         session_capacity=settings.session_capacity,
         scratch_blocks_per_branch=settings.scratch_blocks_per_branch,
+        attention_backend=settings.attention_backend,
+        step_execution=settings.step_execution,
     )
 
 

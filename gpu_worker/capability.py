@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from contracts.errors import InvalidTypeError
+from contracts.errors import ConfigurationError, InvalidTypeError
 from contracts.kv_spec import ARDiffusionKVCacheSpec
 from contracts.tick import ARDiffusionTickRequest
 
@@ -90,6 +90,55 @@ class SupportsARDiffusionPipeline(Protocol):
 
 
 @runtime_checkable
+class StepState(Protocol):
+    """What the runner reads of the state that a pipeline's step functions pass along; the rest is the pipeline's."""
+
+    @property
+    def num_steps(self) -> int:
+        """Denoise steps of the chunk that `prepare_next_chunk` began."""
+        ...
+
+    @property
+    def chunk_complete(self) -> bool:
+        """Whether no denoise step of this chunk is left."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether no chunk is left; read after `post_decode`."""
+        ...
+
+
+@runtime_checkable
+class SupportsStepExecution(Protocol):
+    """A pipeline that can be run one denoise step at a time.
+
+    A request is `prepare_encode`, then for each chunk `prepare_next_chunk`, (`denoise_step`, `step_scheduler`) as
+    often as it takes, and `post_decode`. A request with a tick is one chunk, and its output that of `forward`.
+    """
+
+    def prepare_encode(self, request: ARDiffusionRequest) -> Any:
+        """Checks and encodes the request; returns a new `StepState`."""
+        ...
+
+    def prepare_next_chunk(self, state: Any) -> None:
+        """Begins the next chunk: its conditions, its noise."""
+        ...
+
+    def denoise_step(self, state: Any) -> Any:
+        """One pass of the model; returns its prediction. Leaves nothing in committed KV."""
+        ...
+
+    def step_scheduler(self, state: Any, prediction: Any) -> None:
+        """Takes the latents of the chunk one step on."""
+        ...
+
+    def post_decode(self, state: Any) -> DiffusionOutput:
+        """Commits the chunk's KV and returns the chunk."""
+        ...
+
+
+@runtime_checkable
 class SupportsWarmup(Protocol):
     """A pipeline that knows which requests warm it up."""
 
@@ -122,3 +171,24 @@ def check_pipeline(pipeline: object) -> tuple[SupportsARDiffusionPipeline, ARDif
             field="ar_diffusion_kv_cache_spec",
         )
     return pipeline, spec
+
+
+def step_functions(pipeline: object, *, required: bool) -> SupportsStepExecution | None:
+    """The pipeline if it has step functions; where they are required and it has none, a ConfigurationError."""
+    if isinstance(pipeline, SupportsStepExecution):
+        return pipeline
+    if required:
+        raise ConfigurationError(
+            f"step_execution=True: {type(pipeline).__name__} does not implement SupportsStepExecution",
+            field="step_execution",
+        )
+    return None
+
+
+def checked_output(source: str, output: object) -> DiffusionOutput:
+    """`output` if it is a `DiffusionOutput`, else InvalidTypeError naming the method it came from."""
+    if not isinstance(output, DiffusionOutput):
+        raise InvalidTypeError(
+            f"{source}() returned {type(output).__name__}, not DiffusionOutput", field="output"
+        )
+    return output

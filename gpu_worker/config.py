@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -48,6 +48,8 @@ class WorkerSettings(SharedSettings):
         payload_url: where chunks are stored: `redis:`, or an fsspec URL.
         reconcile_ms: how often residents and reservations are compared with the sessions' state.
         scratch_blocks_per_branch: lower bound of scratch pages; None for the derived number.
+        attention_backend: how layers attend to their pages: `sdpa`, `flex` or `flash_attn`.
+        step_execution: run ticks through the model's step functions, one denoise step after the other.
     """
 
     worker_id: str = "gpu-0"
@@ -62,6 +64,8 @@ class WorkerSettings(SharedSettings):
     scratch_blocks_per_branch: Annotated[int, Field(ge=0)] | None = Field(
         default=None, validation_alias=SCRATCH_VARIABLE
     )
+    attention_backend: Literal["sdpa", "flex", "flash_attn"] = "sdpa"
+    step_execution: bool = False
 
     @field_validator("worker_id")
     @classmethod

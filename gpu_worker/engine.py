@@ -150,6 +150,8 @@ def load_engine(
     available_bytes: int | None = None,
     session_capacity: int | None = None,
     scratch_blocks_per_branch: int | None = None,
+    attention_backend: str = "sdpa",
+    step_execution: bool = False,
     kv: ARDiffusionKVOverrides | Mapping[str, Any] | None = None,
     pipeline_config: Mapping[str, Any] | None = None,
     enforce_eager: bool = False,
@@ -164,12 +166,15 @@ def load_engine(
         available_bytes: memory to plan with; None asks the device.
         session_capacity: resident sessions wanted; None for the pipeline's cap.
         scratch_blocks_per_branch: lower bound of scratch pages; None for the derived number.
+        attention_backend: how layers attend to their pages: sdpa, flex or flash_attn.
+        step_execution: run ticks through the pipeline's step functions instead of its `forward`.
         kv: KV overrides of the deployment.
         pipeline_config: the model's own settings.
         enforce_eager: no compiled graphs, so no warm-up.
 
     Raises:
-        ConfigurationError: unknown model (the message lists the known ones), device or element type.
+        ConfigurationError: unknown model (the message lists the known ones), device or element type; or a setting
+            that the model or the device can't follow.
         CapacityError: not even one session fits.
     """
     from gpu_worker.device import resolve_device, resolve_dtype
@@ -187,6 +192,8 @@ def load_engine(
         session_capacity=session_capacity,
         available_bytes=available_bytes,
         scratch_blocks_per_branch=scratch_blocks_per_branch,
+        attention_backend=attention_backend,
+        step_execution=step_execution,
         enforce_eager=enforce_eager,
     )
     return ARDiffusionEngine(

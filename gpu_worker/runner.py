@@ -1,7 +1,7 @@
 """Runs requests of resident sessions through a pipeline, one at a time.
 
-The runner owns the paged pool and every session's KV and random state. A pipeline sees a session's KV only while its
-own forward runs. However a session ends (reset, close, eviction, a failed forward), it leaves by `_release`.
+The runner owns the paged pool and every session's KV and random state. A pipeline sees a session's KV only while a
+call of its own runs. However a session ends (reset, close, eviction, a failed call), it leaves the same way.
 """
 
 from __future__ import annotations
@@ -9,73 +9,47 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final, NoReturn
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, NoReturn
 
 import torch
 
 from contracts.capacity import CapacityPlan, plan_capacity
 from contracts.errors import (
-    ConfigurationError,
-    InvalidTypeError,
     KVStateError,
     ModelError,
     NotResidentError,
 )
-from contracts.kv_spec import ARDiffusionKVOverrides, resolve_kv_config
+from contracts.kv_spec import resolve_kv_config
 from gpu_worker.capability import (
     WARMUP_SESSION_ID,
     ARDiffusionRequest,
     DiffusionOutput,
+    SupportsStepExecution,
     SupportsWarmup,
     check_pipeline,
+    checked_output,
+    step_functions,
 )
-from gpu_worker.device import free_memory_bytes, seeded_generator, synchronize
+from gpu_worker.device import free_memory_bytes, synchronize
+from gpu_worker.kv.backends import make_attention_backend
 from gpu_worker.kv.cache import ARDiffusionKVCache
-from gpu_worker.kv.state import ARDiffusionKVState
+from gpu_worker.runner_options import RunnerOptions
 from gpu_worker.session_request import SessionRequest, check_session_name
 from gpu_worker.sessions import ResidentSession, ResidentSessions
+from gpu_worker.step_executor import StepExecutor
+from gpu_worker.stepwise import StepResult, StepSchedule, run_one_chunk
+
+__all__ = ["ARDiffusionModelRunner", "RunnerOptions"]
 
 logger = logging.getLogger(__name__)
 
 _TIMINGS_KEPT: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerOptions:
-    """How a deployment runs a pipeline.
-
-    Args:
-        kv: KV overrides; None in them means unset.
-        session_capacity: resident sessions wanted, None for the pipeline's cap.
-        available_bytes: device memory to plan with; None asks the device.
-        scratch_blocks_per_branch: lower bound of scratch pages, None for the derived number.
-        max_num_seqs: requests at a time; only 1 exists.
-        supports_request_batch: whether batches of requests are wanted; they are refused.
-        enforce_eager: no compiled graphs, so nothing to warm up.
-    """
-
-    kv: ARDiffusionKVOverrides | Mapping[str, Any] | None = None
-    session_capacity: int | None = None
-    available_bytes: int | None = None
-    scratch_blocks_per_branch: int | None = None
-    max_num_seqs: int = 1
-    supports_request_batch: bool = False
-    enforce_eager: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs != 1:
-            raise ConfigurationError(f"max_num_seqs must be 1, got {self.max_num_seqs}", field="max_num_seqs")
-        if self.supports_request_batch:
-            raise ConfigurationError(
-                "request-batch execution is not supported", field="supports_request_batch"
-            )
-
-
 class ARDiffusionModelRunner:
-    """Request execution over paged sessions.
+    """Execution over paged sessions, a request or a denoise step at a time.
 
     Args:
         pipeline: implements `SupportsARDiffusionPipeline`, else InvalidTypeError.
@@ -85,6 +59,7 @@ class ARDiffusionModelRunner:
 
     Raises:
         CapacityError: not even one session fits.
+        ConfigurationError: a setting asks for what the pipeline or the device can't do.
     """
 
     def __init__(
@@ -97,16 +72,20 @@ class ARDiffusionModelRunner:
     ) -> None:
         options = options or RunnerOptions()
         self.pipeline, self.spec = check_pipeline(pipeline)
+        self._options = options
         self.device = device
         self.config = resolve_kv_config(self.spec, options.kv)
         self.plan = self._plan(options, dtype.itemsize)
         self.dtype = dtype
+        self._attention = make_attention_backend(
+            options.attention_backend, self.spec, self.config, device=device, dtype=dtype
+        )
         self._cache: ARDiffusionKVCache | None = None
         self.timings_ms: deque[float] = deque(maxlen=_TIMINGS_KEPT)
-        self.on_evict: Callable[[str], None] | None = None
-        """Told the session id that made room; an error of it fails the request that needed the room."""
         self._warms_up = self.config.warmup_cudagraph and not options.enforce_eager
-        self._sessions = ResidentSessions()
+        self._sessions = ResidentSessions(self.pipeline, device, self.plan.capacity)
+        self._steps = step_functions(pipeline, required=options.step_execution)
+        self._step_executor = None if self._steps is None else self._make_step_executor(self._steps)
 
     def _plan(self, options: RunnerOptions, itemsize: int) -> CapacityPlan:
         available = options.available_bytes
@@ -127,11 +106,25 @@ class ARDiffusionModelRunner:
             )
         return plan
 
+    def _make_step_executor(self, pipeline: SupportsStepExecution) -> StepExecutor:
+        return StepExecutor(
+            pipeline,
+            self._sessions,
+            grouped=self._options.group_steps,
+            synchronize=lambda: synchronize(self.device),
+            timings_ms=self.timings_ms,
+        )
+
     def load(self) -> None:
         """Allocates the pool; the second time does nothing."""
         if self._cache is None:
             self._cache = ARDiffusionKVCache(
-                self.spec, self.config, self.plan, device=self.device, dtype=self.dtype
+                self.spec,
+                self.config,
+                self.plan,
+                device=self.device,
+                dtype=self.dtype,
+                attention=self._attention,
             )
 
     @property
@@ -157,13 +150,22 @@ class ARDiffusionModelRunner:
         """Whether the session's KV is here."""
         return session_id in self._sessions
 
+    @property
+    def on_evict(self) -> Callable[[str], None] | None:
+        """Told the session id that made room; an error of it fails the request that needed the room."""
+        return self._sessions.on_evict
+
+    @on_evict.setter
+    def on_evict(self, callback: Callable[[str], None] | None) -> None:
+        self._sessions.on_evict = callback
+
     def reset_session(self, session_id: str) -> None:
         """Releases a session's memory and calls the pipeline's reset hook; its next request starts a new world.
 
         Both are attempted; the first error is raised.
         """
         check_session_name(session_id)
-        self._release(session_id, self.pipeline.reset_ar_diffusion_session)
+        self._sessions.reset(session_id)
 
     def close_session(self, session_id: str) -> None:
         """Releases a session's memory and calls the pipeline's close hook, also for one that is not resident.
@@ -171,53 +173,7 @@ class ARDiffusionModelRunner:
         Both are attempted; the first error is raised.
         """
         check_session_name(session_id)
-        self._release(session_id, self.pipeline.close_ar_diffusion_session)
-
-    def _release(self, session_id: str, hook: Callable[[str], None]) -> None:
-        """The only way out for a session: KV and cross-attention first, then the model's own state."""
-        session = self._sessions.pop(session_id)
-        steps: list[Callable[[], None]] = [partial(hook, session_id)]
-        if session is not None:
-            steps.insert(0, session.kv.close)
-        errors: list[Exception] = []
-        for step in steps:
-            try:
-                step()
-            except Exception as error:  # noqa: BLE001 - whatever the first step raises, the second must run
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    def _release_quietly(self, session_id: str, why: str) -> None:
-        """Releases on a path that has an error or another session's request to go on with."""
-        try:
-            self._release(session_id, self.pipeline.close_ar_diffusion_session)
-        except Exception:
-            logger.exception("releasing session %r after %s failed", session_id, why)
-
-    def _get_or_create(self, session_id: str, request: ARDiffusionRequest, seed: int) -> ResidentSession:
-        session = self._sessions.use(session_id)
-        if session is not None:
-            return session
-        if request.tick is not None and request.tick.chunk_index > 0:
-            raise NotResidentError(
-                f"session {session_id!r} is not resident, so chunk {request.tick.chunk_index} can't continue it",
-                field="session_id",
-            )
-        generator = seeded_generator(self.device, seed)
-        while len(self._sessions) >= self.capacity:
-            self._evict(self._sessions.ids[0])
-        session = ResidentSession(
-            session_id, ARDiffusionKVState(session_id, self.cache), generator, time.monotonic()
-        )
-        self._sessions.add(session)
-        return session
-
-    def _evict(self, session_id: str) -> None:
-        self._release_quietly(session_id, "eviction")
-        logger.info("evicted session %r for room", session_id)
-        if self.on_evict is not None:
-            self.on_evict(session_id)
+        self._sessions.close(session_id)
 
     # ------------------------------------------------------------------------------------------- requests
 
@@ -247,23 +203,56 @@ class ARDiffusionModelRunner:
         """Refused: a tick changes its session, so requests run one at a time."""
         raise RuntimeError("request-batch execution is not supported")
 
+    def _session_of(self, session_id: str, request: ARDiffusionRequest, seed: int) -> ResidentSession:
+        session = self._sessions.use(session_id)
+        if session is None:
+            if request.tick is not None and request.tick.chunk_index > 0:
+                raise NotResidentError(
+                    f"session {session_id!r} is not resident, so chunk {request.tick.chunk_index} can't continue it",
+                    field="session_id",
+                )
+            return self._sessions.create(session_id, self.cache, seed)
+        if session.stepped is not None:
+            raise KVStateError(f"session {session_id!r} runs a request step by step", field="session_id")
+        return session
+
     def _forward(self, session_id: str, request: ARDiffusionRequest, seed: int) -> DiffusionOutput:
-        session = self._get_or_create(session_id, request, seed)
+        session = self._session_of(session_id, request, seed)
         request = replace(request, generator=session.generator)
         started = time.perf_counter()
-        try:
-            with torch.inference_mode(), self.pipeline.bind_ar_diffusion_state(session_id, session.kv):
-                output = _checked_output(self.pipeline.forward(request))
-                synchronize(self.device)
-        except BaseException:
-            # The forward may have written half a chunk: nothing of the session can be trusted any more.
-            self._release_quietly(session_id, "a forward exception")
-            raise
+
+        def generate() -> DiffusionOutput:
+            if self._steps is not None and self._options.step_execution:
+                output = run_one_chunk(self._steps, request)
+            else:
+                output = checked_output("forward", self.pipeline.forward(request))
+            synchronize(self.device)
+            return output
+
+        output = self._sessions.call(session, generate)
         if output.error is not None:
-            self._release_quietly(session_id, "an output with an error")
+            self._sessions.release_quietly(session_id, "an output with an error")
             return output
         self.timings_ms.append((time.perf_counter() - started) * 1000)
         return output
+
+    # ------------------------------------------------------------------------------------------- single steps
+
+    def execute_stepwise(self, schedule: StepSchedule) -> StepResult | None:
+        """Runs one cycle: releases what nobody waits for, then takes the scheduled request one call further.
+
+        A request's session has the request's id and is released when the request finishes or fails. One call is one
+        denoise step, or with `group_steps` all steps of a chunk; a chunk is synchronised and timed once, at its end.
+        None comes back when nothing is scheduled.
+
+        Raises:
+            RuntimeError: the pipeline has no step functions, or more than one request is scheduled.
+            NotResidentError: the request continues, but its session is not here.
+            Whatever the step functions raise, unchanged; the session was released.
+        """
+        if self._step_executor is None:
+            raise RuntimeError(f"{type(self.pipeline).__name__} does not support step execution")
+        return self._step_executor.execute(schedule, self.cache)
 
     # ------------------------------------------------------------------------------------------- warm-up
 
@@ -279,7 +268,7 @@ class ARDiffusionModelRunner:
         except Exception:
             logger.warning("warm-up failed, the first requests will be slower", exc_info=True)
         finally:
-            self._release_quietly(WARMUP_SESSION_ID, "warm-up")
+            self._sessions.release_quietly(WARMUP_SESSION_ID, "warm-up")
             self.timings_ms.clear()
 
     def _run_warm_up(self, pipeline: SupportsWarmup) -> None:
@@ -307,21 +296,4 @@ class ARDiffusionModelRunner:
 
     def check_integrity(self) -> None:
         """KVStateError unless pages, timelines and resident sessions agree."""
-        self.cache.check_integrity()
-        resident = set(self._sessions.ids)
-        expected = {
-            f"ar::{session_id}::{branch}" for session_id in resident for branch in self.spec.branch_names
-        }
-        if set(self.cache.request_ids) != expected:
-            raise KVStateError("the KV timelines are not those of the resident sessions")
-        orphans = set(self.cache.cross_attention.session_ids) - resident
-        if orphans:
-            raise KVStateError(f"cross-attention caches without a resident session: {sorted(orphans)}")
-
-
-def _checked_output(output: object) -> DiffusionOutput:
-    if not isinstance(output, DiffusionOutput):
-        raise InvalidTypeError(
-            f"forward() returned {type(output).__name__}, not DiffusionOutput", field="output"
-        )
-    return output
+        self._sessions.check_integrity(self.cache)

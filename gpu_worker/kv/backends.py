@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from contracts.errors import ConfigurationError
-from contracts.kv_spec import ARDiffusionKVCacheSpec
+from contracts.kv_spec import ARDiffusionKVCacheSpec, ARDiffusionKVConfig
 from gpu_worker.kv.attention import AttentionBackend, SdpaBackend
 from gpu_worker.kv.flash import FlashBackend
 
@@ -29,7 +29,12 @@ _FLASH_MAX_HEAD: Final = 256
 
 
 def make_attention_backend(
-    name: str, spec: ARDiffusionKVCacheSpec, *, device: torch.device, dtype: torch.dtype
+    name: str,
+    spec: ARDiffusionKVCacheSpec,
+    config: ARDiffusionKVConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> AttentionBackend:
     """The backend `name` for a pool of that geometry.
 
@@ -41,17 +46,19 @@ def make_attention_backend(
         raise ConfigurationError(
             f"unknown attention_backend {name!r:.80}; known: {known}", field="attention_backend"
         )
+    if config.reuse_history_staging and name != SDPA:
+        raise _refuse(name, "it reads pages in place, so reuse_history_staging has nothing to stage")
     return _MAKERS[name](spec, device, dtype)
 
 
 def available_backends(
-    spec: ARDiffusionKVCacheSpec, *, device: torch.device, dtype: torch.dtype
+    spec: ARDiffusionKVCacheSpec, config: ARDiffusionKVConfig, *, device: torch.device, dtype: torch.dtype
 ) -> dict[str, AttentionBackend | str]:
     """Every backend by name: itself where it runs here, else why it does not."""
     found: dict[str, AttentionBackend | str] = {}
     for name in _MAKERS:
         try:
-            found[name] = make_attention_backend(name, spec, device=device, dtype=dtype)
+            found[name] = make_attention_backend(name, spec, config, device=device, dtype=dtype)
         except ConfigurationError as error:
             found[name] = error.message
     return found

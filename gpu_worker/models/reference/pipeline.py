@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,38 +15,15 @@ from gpu_worker.capability import WARMUP_SESSION_ID, ARDiffusionRequest, Diffusi
 from gpu_worker.kv.state import ARDiffusionKVState
 from gpu_worker.models.reference.camera import CameraPose, held_keys, motion_of, patch_points
 from gpu_worker.models.reference.decoder import ColourFieldDecoder
-from gpu_worker.models.reference.sampler import Denoise, sample_chunk
-from gpu_worker.models.reference.spec import (
-    BRANCH,
-    FRAMES,
-    TEXT,
-    TOKENS_PER_FRAME,
-    ReferenceConfig,
-    kv_spec,
-)
+from gpu_worker.models.reference.sampler import SIGMAS, draw_noise, next_latents
+from gpu_worker.models.reference.spec import BRANCH, FRAMES, TEXT, TOKENS_PER_FRAME, ReferenceConfig, kv_spec
+from gpu_worker.models.reference.steps import Chunk, ReferenceSteps, WorldState, ticks_of
 from gpu_worker.models.reference.text import HashedTextEmbedding
 from gpu_worker.models.reference.transformer import ReferenceTransformer
 
 
-@dataclass(frozen=True, slots=True)
-class WorldState:
-    """What the model keeps of a session between ticks; replaced as a whole once a tick has succeeded.
-
-    Args:
-        next_chunk: index of the chunk that must come next.
-        prompt: the prompt that the cross-attention cache was built from.
-        pose: where the camera stands.
-        last_frame: the last latent frame [C, GRID, GRID], which the decoder continues from.
-    """
-
-    next_chunk: int = 0
-    prompt: str | None = None
-    pose: CameraPose = field(default_factory=CameraPose)
-    last_frame: torch.Tensor | None = None
-
-
 class ReferencePipeline:
-    """Implements `SupportsARDiffusionPipeline`.
+    """Implements `SupportsARDiffusionPipeline` and `SupportsStepExecution`.
 
     Args:
         device: where the model runs.
@@ -111,82 +87,114 @@ class ReferencePipeline:
 
         Raises:
             InvalidArgumentError: chunk index or a camera control is wrong; names the field.
-            KVStateError: no session is bound, or there is no random state.
+            KVStateError: no session is bound.
         """
-        kv, tick, generator = self._bound(request)
-        world = self._worlds.get(tick.session_id, WorldState())
+        self._bound()
+        if request.tick is None:
+            raise InvalidArgumentError("the reference model generates ticks only", field="tick")
+        state = self.prepare_encode(request)
+        self.prepare_next_chunk(state)
+        while not state.chunk_complete:
+            self.step_scheduler(state, self.denoise_step(state))
+        return self.post_decode(state)
+
+    # ------------------------------------------------------------------------------------------- step by step
+
+    def prepare_encode(self, request: ARDiffusionRequest) -> ReferenceSteps:
+        """1. Whose chunks, and how many."""
+        kv = self._bound()
+        if request.generator is None:
+            raise InvalidArgumentError("a chunk needs the session's generator", field="generator")
+        if request.tick is not None and request.tick.session_id != kv.session_id:
+            raise InvalidArgumentError(
+                f"session {kv.session_id!r} is bound, the tick is of {request.tick.session_id!r}",
+                field="session_id",
+            )
+        return ReferenceSteps(ticks_of(request, kv.session_id), request.generator)
+
+    def prepare_next_chunk(self, state: ReferenceSteps) -> None:
+        """2. Where the camera goes, what the text says, and the noise to start from."""
+        tick = state.ticks.pop(0)
+        world = self._world(tick)
         if tick.chunk_index != world.next_chunk:
             raise InvalidArgumentError(
                 f"chunk_index must be contiguous: expected {world.next_chunk}, got {tick.chunk_index}",
                 field="chunk_index",
             )
-        # 1. Controls: where the camera goes, and what its patches look at.
         motions = [motion_of(keys) for keys in held_keys(tick.controls)]
         poses = _walk(world.pose, motions)
-        points = torch.stack([patch_points(pose) for pose in poses], dim=1).to(self._device)
-        # 2. Text: project it once a prompt; the past in self-attention stays.
-        self._use_prompt(kv, world, tick.prompt)
-        # 3. Latents, and with them the chunk's KV.
-        motion = torch.tensor(motions, device=self._device)
-        latents = sample_chunk(self._denoiser(kv, points, motion), generator)
-        # 4. Pictures.
-        frames = self._decoder(latents, world.last_frame)
-        # 5. Nothing failed, so the world moves on.
-        self._worlds[tick.session_id] = WorldState(
-            next_chunk=tick.chunk_index + 1,
-            prompt=tick.prompt,
+        self._use_prompt(world, tick.prompt)
+        state.chunk = Chunk(
+            tick=tick,
             pose=poses[-1],
-            last_frame=latents[0, :, -1].clone(),
+            points=torch.stack([patch_points(pose) for pose in poses], dim=1).to(self._device),
+            motion=torch.tensor(motions, device=self._device),
+            latents=draw_noise(state.generator),
+        )
+
+    def denoise_step(self, state: ReferenceSteps) -> torch.Tensor:
+        """3. Predicts the clean chunk; this pass leaves no trace in the KV."""
+        return self._pass(state.current, 1000 * SIGMAS[state.current.step], commit=False)
+
+    def step_scheduler(self, state: ReferenceSteps, prediction: torch.Tensor) -> None:
+        """4. Adds noise of the next, lower level, except after the last step."""
+        chunk = state.current
+        chunk.latents = next_latents(prediction, chunk.step, state.generator)
+        chunk.step += 1
+
+    def post_decode(self, state: ReferenceSteps) -> DiffusionOutput:
+        """5. One pass over the clean chunk, whose K and V later chunks will see; then the pictures."""
+        chunk = state.current
+        self._pass(chunk, 0.0, commit=True)
+        frames = self._decoder(chunk.latents, self._world(chunk.tick).last_frame)
+        # Nothing failed, so the world moves on.
+        self._worlds[chunk.tick.session_id] = WorldState(
+            next_chunk=chunk.tick.chunk_index + 1,
+            prompt=chunk.tick.prompt,
+            pose=chunk.pose,
+            last_frame=chunk.latents[0, :, -1].clone(),
         )
         return DiffusionOutput(
-            payload={"latents": latents},
+            payload={"latents": chunk.latents},
             frames=frames,
-            metadata={METADATA_KEY: ARDiffusionChunkMetadata.from_tick(tick).to_dict()},
+            metadata={METADATA_KEY: ARDiffusionChunkMetadata.from_tick(chunk.tick).to_dict()},
         )
 
-    def _bound(
-        self, request: ARDiffusionRequest
-    ) -> tuple[ARDiffusionKVState, ARDiffusionTickRequest, torch.Generator]:
+    # ------------------------------------------------------------------------------------------- parts
+
+    def _bound(self) -> ARDiffusionKVState:
         if self._kv is None:
             raise KVStateError("no session is bound: a forward runs inside bind_ar_diffusion_state only")
-        if request.tick is None:
-            raise InvalidArgumentError("the reference model generates ticks only", field="tick")
-        if request.generator is None:
-            raise InvalidArgumentError("a tick needs the session's generator", field="generator")
-        if request.tick.session_id != self._kv.session_id:
-            raise InvalidArgumentError(
-                f"session {self._kv.session_id!r} is bound, the tick is of {request.tick.session_id!r}",
-                field="session_id",
-            )
-        return self._kv, request.tick, request.generator
+        return self._kv
 
-    def _use_prompt(self, kv: ARDiffusionKVState, world: WorldState, prompt: str | None) -> None:
-        populated = kv.is_cross_attention_populated(BRANCH, TEXT)
-        if populated and prompt == world.prompt:
+    def _world(self, tick: ARDiffusionTickRequest) -> WorldState:
+        return self._worlds.get(tick.session_id, WorldState())
+
+    def _use_prompt(self, world: WorldState, prompt: str | None) -> None:
+        """Projects the text once a prompt; the past in self-attention stays."""
+        kv = self._bound()
+        if kv.is_cross_attention_populated(BRANCH, TEXT) and prompt == world.prompt:
             return
         kv.clear_cross_attention()
         text = self._text(prompt).to(device=self._device, dtype=self._transformer.dtype)
         kv.populate_cross_attention(BRANCH, TEXT, self._transformer.text_kv(text))
 
-    def _denoiser(self, kv: ARDiffusionKVState, points: torch.Tensor, motion: torch.Tensor) -> Denoise:
-        """Passes of the transformer over the session's past, for the sampler."""
-
-        def denoise(latents: torch.Tensor, timestep: float, commit: bool) -> torch.Tensor:
-            handles = kv.get_kv_caches(BRANCH, seq_len=FRAMES * TOKENS_PER_FRAME, commit_current=commit)
-            context = kv.prepare_paged_context(BRANCH)
-            clean: torch.Tensor = self._transformer(
-                latents,
-                timestep,
-                points,
-                motion,
-                start_frame=context.start_frame,
-                kv=handles,
-                text=kv.get_cross_attention_kv(BRANCH, TEXT),
-            )
-            kv.commit_paged_context(BRANCH)  # advances after the pass that commits, and only then
-            return clean
-
-        return denoise
+    def _pass(self, chunk: Chunk, timestep: float, *, commit: bool) -> torch.Tensor:
+        """One pass of the transformer over the session's past and this chunk."""
+        kv = self._bound()
+        handles = kv.get_kv_caches(BRANCH, seq_len=FRAMES * TOKENS_PER_FRAME, commit_current=commit)
+        context = kv.prepare_paged_context(BRANCH)
+        clean: torch.Tensor = self._transformer(
+            chunk.latents,
+            timestep,
+            chunk.points,
+            chunk.motion,
+            start_frame=context.start_frame,
+            kv=handles,
+            text=kv.get_cross_attention_kv(BRANCH, TEXT),
+        )
+        kv.commit_paged_context(BRANCH)  # advances after the pass that commits, and only then
+        return clean
 
 
 def _walk(pose: CameraPose, motions: list[tuple[float, float, float, float]]) -> list[CameraPose]:

@@ -10,7 +10,7 @@ from contracts.errors import ConfigurationError
 from gpu_worker.kv.cross_attention import CrossAttentionLayer
 from gpu_worker.models.reference.camera import CameraPose, held_keys, motion_of, patch_points
 from gpu_worker.models.reference.decoder import ColourFieldDecoder, spread_matrix
-from gpu_worker.models.reference.sampler import SIGMAS, sample_chunk
+from gpu_worker.models.reference.sampler import SIGMAS, next_latents
 from gpu_worker.models.reference.spec import ReferenceConfig, kv_spec
 from gpu_worker.models.reference.text import HashedTextEmbedding
 from gpu_worker.models.reference.transformer import ReferenceTransformer, rotary_table, rotate
@@ -133,36 +133,13 @@ def test_a_still_latent_is_a_still_picture() -> None:
 # ---------------------------------------------------------------------------------------------------- sampler
 
 
-def test_four_probes_then_one_commit_at_timestep_zero() -> None:
-    calls: list[tuple[float, bool]] = []
-
-    def denoise(latents: torch.Tensor, timestep: float, commit: bool) -> torch.Tensor:
-        calls.append((timestep, commit))
-        return latents
-
-    sample_chunk(denoise, seeded())
-    assert [round(timestep, 2) for timestep, _ in calls] == [1000.0, 937.5, 833.33, 625.0, 0.0]
-    assert [commit for _, commit in calls] == [False, False, False, False, True]
-
-
-def test_the_sampler_recurrence_by_hand() -> None:
-    generator = seeded(17)
-    expected = torch.randn(1, 16, 3, 4, 4, generator=generator)
-    for step, sigma in enumerate(SIGMAS):
-        expected = expected - sigma  # a flow of 1 leads from the noisy latents to these clean ones
-        if step < 3:
-            noise = torch.randn(1, 16, 3, 4, 4, generator=generator)
-            expected = (1 - SIGMAS[step + 1]) * expected + SIGMAS[step + 1] * noise
-    committed: list[torch.Tensor] = []
-
-    def denoise(latents: torch.Tensor, timestep: float, commit: bool) -> torch.Tensor:
-        if commit:
-            committed.append(latents)
-        return latents - timestep / 1000
-
-    latents = sample_chunk(denoise, seeded(17))
-    torch.testing.assert_close(latents, expected, atol=1e-6, rtol=1e-6)
-    assert torch.equal(committed[0], latents)
+def test_the_last_step_leaves_the_prediction_as_it_is_and_draws_nothing() -> None:
+    generator, clean = seeded(), torch.ones(1, 16, 3, 4, 4)
+    before = generator.get_state()
+    assert torch.equal(next_latents(clean, 3, generator), clean)
+    assert torch.equal(generator.get_state(), before)
+    noise = torch.randn(1, 16, 3, 4, 4, generator=seeded())
+    assert torch.equal(next_latents(clean, 0, generator), (1 - SIGMAS[1]) * clean + SIGMAS[1] * noise)
 
 
 # ---------------------------------------------------------------------------------------------------- transformer

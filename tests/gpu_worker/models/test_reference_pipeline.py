@@ -12,8 +12,11 @@ from contracts.tick import ARDiffusionTickRequest, metadata_from_envelope
 from gpu_worker.capability import ARDiffusionRequest, DiffusionOutput
 from gpu_worker.kv.state import ARDiffusionKVState
 from gpu_worker.models.reference.pipeline import ReferencePipeline
+from gpu_worker.models.reference.sampler import SIGMAS
 from gpu_worker.models.reference.spec import owned_state_bytes
+from gpu_worker.models.reference.transformer import ReferenceTransformer
 from gpu_worker.runner import ARDiffusionModelRunner, RunnerOptions
+from gpu_worker.stepwise import StepRequest, StepSchedule
 from support.kv_cache import CPU
 
 ROOMY = RunnerOptions(available_bytes=1 << 28)
@@ -176,6 +179,95 @@ def test_half_precision_weights_run() -> None:
     latents = Worlds(dtype=torch.bfloat16).latents("w", "a lake")
     assert latents.dtype == torch.float32
     assert bool(latents.isfinite().all())
+
+
+# ---------------------------------------------------------------------------------------------------- steps
+
+
+class FlowOfOne:
+    """In place of the transformer: a flow of 1 leads from the noisy latents to clean ones."""
+
+    dtype = torch.float32
+
+    def __init__(self, transformer: ReferenceTransformer) -> None:
+        self.text_kv = transformer.text_kv
+        self.passes: list[tuple[float, bool, int]] = []
+        self.committed: list[torch.Tensor] = []
+
+    def __call__(
+        self, latents: torch.Tensor, timestep: float, *_: Any, start_frame: int, kv: Any, text: Any
+    ) -> torch.Tensor:
+        commit = kv[0].context.commit
+        self.passes.append((round(timestep, 2), commit, start_frame))
+        if commit:
+            self.committed.append(latents)
+        return latents - timestep / 1000
+
+
+def recurrence(generator: torch.Generator) -> torch.Tensor:
+    """The sampler by hand: one draw to start with, three to go back to a lower noise level."""
+    latents = torch.randn(1, 16, 3, 4, 4, generator=generator)
+    for step, sigma in enumerate(SIGMAS):
+        latents = latents - sigma
+        if step < 3:
+            noise = torch.randn(1, 16, 3, 4, 4, generator=generator)
+            latents = (1 - SIGMAS[step + 1]) * latents + SIGMAS[step + 1] * noise
+    return latents
+
+
+def test_a_chunk_is_four_probes_and_a_commit_and_follows_the_recurrence(worlds: Worlds) -> None:
+    flow = FlowOfOne(worlds.pipeline._transformer)
+    worlds.pipeline._transformer = flow  # type: ignore[assignment]
+    generator = torch.Generator().manual_seed(17)
+    for chunk in range(2):
+        latents = worlds.latents(seed=17)
+        torch.testing.assert_close(latents, recurrence(generator), atol=1e-6, rtol=1e-6)
+        assert torch.equal(flow.committed[chunk], latents)
+    probes = [1000.0, 937.5, 833.33, 625.0]
+    assert flow.passes == [
+        (timestep, commit, start)
+        for start in (0, 3)
+        for timestep, commit in [*((timestep, False) for timestep in probes), (0.0, True)]
+    ]
+
+
+def test_ticks_through_the_step_functions_equal_the_forward() -> None:
+    plain = Worlds()
+    stepped = Worlds(options=RunnerOptions(available_bytes=1 << 28, step_execution=True))
+    stepped.pipeline.forward = lambda _request: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    for prompt, controls in (("sea", ()), ("sea", keys("w", "l", "")), ("fire", keys("d", "d", "d"))):
+        ours, theirs = (w.tick("w", prompt, controls) for w in (stepped, plain))
+        assert torch.equal(ours.payload["latents"], theirs.payload["latents"])
+        assert torch.equal(torch.as_tensor(ours.frames), torch.as_tensor(theirs.frames))
+        assert ours.metadata == theirs.metadata
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_stepwise_request_makes_the_chunks_that_ticks_would(grouped: bool) -> None:
+    ticks = Worlds()
+    expected = [ticks.latents("request", "sea", seed=3) for _ in range(3)]
+    runner = Worlds(options=RunnerOptions(available_bytes=1 << 28, group_steps=grouped)).runner
+    request: ARDiffusionRequest | None = ARDiffusionRequest(prompt="sea", params={"chunks": 3})
+    chunks, calls, finished = [], 0, False
+    while not finished:
+        result = runner.execute_stepwise(StepSchedule((StepRequest("request", request, seed=3),)))
+        assert result is not None
+        request, calls, finished = None, calls + 1, result.finished
+        if result.output is not None:
+            chunks.append(result.output)
+    assert calls == (3 if grouped else 12)
+    for index, (chunk, latents) in enumerate(zip(chunks, expected, strict=True)):
+        assert torch.equal(chunk.payload["latents"], latents)
+        assert metadata_from_envelope(chunk.metadata).chunk_index == index
+    assert runner.session_ids == ()
+    assert len(runner.timings_ms) == 3
+
+
+@pytest.mark.parametrize("chunks", [0, True, 1.5, 10_001])
+def test_a_bad_number_of_chunks_is_named(worlds: Worlds, chunks: Any) -> None:
+    request = ARDiffusionRequest(params={"chunks": chunks})
+    with pytest.raises(InvalidArgumentError, match=r"params\.chunks"):
+        worlds.runner.execute_stepwise(StepSchedule((StepRequest("request", request),)))
 
 
 # ---------------------------------------------------------------------------------------------------- rollout
