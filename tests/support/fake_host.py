@@ -172,14 +172,9 @@ class FakeHost:
         await self._pull()
         assert self._seen == []
 
-    async def order(self) -> list[str]:
-        """What all inboxes hold, as `reply`/`notice` and session, in order of arrival."""
-        found = []
-        for inbox in self.inboxes:
-            for entry_id, fields in await self.client.xrange(inbox):
-                kind = "reply" if b"reply" in fields else "notice"
-                found.append((entry_id, kind))
-        return [kind for _, kind in sorted(found)]
+    async def order(self, inbox: str) -> list[str]:
+        """What came into an inbox, as `reply` or `notice`, in order of arrival."""
+        return [next(iter(fields)).decode() for _, fields in await self.client.xrange(inbox)]
 
     async def info(self) -> dict[str, str]:
         raw = await self.client.hgetall(self.worker.info)

@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+from dataclasses import replace
 
 import pytest
 
 from contracts.errors import CorruptDataError
 from contracts.messages import NoticeKind
 from gpu_worker.name import NameTakenError
-from support.fake_host import FakeHost
+from support.fake_host import PARTITIONS, FakeHost
 from support.worker_runner import WorkerRunner
 
 
@@ -73,16 +74,25 @@ async def test_a_malformed_request_in_hand_stops_nothing(host: FakeHost, start_w
 async def test_sessions_learn_that_their_memory_is_lost_unless_something_is_in_flight(
     host: FakeHost, start_worker: WorkerRunner
 ) -> None:
-    idle, waiting = await host.create("idle"), await host.create("waiting")
+    waiting = await host.create("waiting")
+    names = (f"idle-{number}" for number in range(1_000))
+    same_inbox = host.keys.inbox_of("waiting", PARTITIONS)
+    idle = await host.create(
+        next(name for name in names if host.keys.inbox_of(name, PARTITIONS) == same_inbox)
+    )
     request = waiting.tick()
     await left_in_hand(host, request)
     running = await start_worker()
 
     reply, notice = await host.reply(), await host.notice()
     assert reply.request_id == request.request_id
-    assert (notice.kind, notice.session_id, notice.life) == (NoticeKind.WORKER_LOST, "idle", idle.life)
+    assert (notice.kind, notice.session_id, notice.life) == (
+        NoticeKind.WORKER_LOST,
+        idle.session_id,
+        idle.life,
+    )
     assert (notice.worker, notice.incarnation) == ("gpu-0", running.worker.incarnation)
-    assert await host.order() == ["reply", "notice"]
+    assert await host.order(same_inbox) == ["reply", "notice"]
     await host.nothing_more(0.1)
 
 
@@ -142,7 +152,9 @@ async def test_a_second_worker_of_the_same_name_refuses_while_the_first_lives(
     host: FakeHost, start_worker: WorkerRunner
 ) -> None:
     first = await start_worker()
-    await host.client.hset(host.worker.info, mapping={"machine": "another"})  # a pid says nothing then
+    # As if on another machine, where a pid says nothing.
+    first.worker._name._identity = replace(first.worker._name._identity, machine="another")
+    await first.worker._name.beat()
     with pytest.raises(NameTakenError, match="gpu-0"):
         await start_worker()
 
