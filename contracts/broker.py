@@ -12,12 +12,13 @@ from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import redis.exceptions as rx
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from contracts.errors import BrokerError, ConfigurationError, CorruptDataError
+from contracts.wire import WireClient
 
 Client = Redis
 """An asynchronous client that answers bytes in RESP2 shapes, whatever the URL asks for."""
@@ -58,16 +59,14 @@ def _client(url: str, timeout_s: float, max_connections: int) -> Client:
         raise ConfigurationError(f"REDIS_URL: {error}", field="REDIS_URL") from None
     for name in _SHAPE_OPTIONS:
         options.pop(name, None)
-    pool = BlockingConnectionPool(
+    pool = ConnectionPool(
         **options,
         protocol=2,
         socket_timeout=timeout_s,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
-        max_connections=max_connections,
-        timeout=timeout_s,
     )
-    return Redis.from_pool(pool)
+    return WireClient(pool, timeout_s=timeout_s, max_connections=max_connections)
 
 
 def redact(url: str) -> str:
