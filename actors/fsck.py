@@ -28,10 +28,10 @@ from contracts.state import SessionState
 
 SETTLE_S: Final = 1.0
 
-__all__ = ["SETTLE_S", "Finding", "fsck"]
+__all__ = ["SETTLE_S", "Finding", "check_all"]
 
 
-async def fsck(
+async def check_all(
     broker: Broker,
     *,
     closed_retention_ms: int = 3_600_000,

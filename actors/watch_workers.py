@@ -9,10 +9,10 @@ import structlog
 from actors.placement import Placement
 from actors.store import SessionStore
 from contracts.broker import Client, map_exceptions
-from contracts.errors import WorldlineError
-from contracts.events import loads
+from contracts.errors import CorruptDataError
 from contracts.keys import Keys
 from contracts.messages import Notice, NoticeKind
+from contracts.reservation import Reservation
 
 
 class WorkerWatch:
@@ -54,22 +54,35 @@ class WorkerWatch:
 
     async def declare_lost(self, worker_id: str) -> int:
         """Adds one notice a placed session to its inbox; returns how many."""
-        k = self.keys.worker(worker_id)
-        with map_exceptions(k.sessions):
-            placed: Any = await self.client.hgetall(k.sessions)
-        for name, reservation in placed.items():
-            await self._tell(worker_id, name.decode(), reservation)
-        self.log.warning("worker lost", worker=worker_id, sessions=len(placed))
-        return len(placed)
+        why = f"worker {worker_id} was silent for more than {self.lost_after_ms} ms"
+        told, unreadable = await tell_sessions(
+            self.client, self.keys, worker_id, why, partitions=self.partitions
+        )
+        self.log.warning("worker lost", worker=worker_id, sessions=told, unreadable=unreadable)
+        return told
 
-    async def _tell(self, worker_id: str, session_id: str, reservation: bytes) -> None:
+
+async def tell_sessions(
+    client: Client, keys: Keys, worker_id: str, why: str, *, partitions: int
+) -> tuple[int, list[str]]:
+    """Tells each session that is placed on a worker that its memory there is gone.
+
+    Returns how many were told, and the sessions whose reservation can't be read.
+    """
+    key, told = keys.worker(worker_id).sessions, 0
+    unreadable: list[str] = []
+    with map_exceptions(key):
+        placed: Any = await client.hgetall(key)
+    for name, text in placed.items():
+        session_id = name.decode(errors="replace")
         try:
-            life = str(loads(reservation, "reservation")["life"])
-        except (WorldlineError, KeyError, TypeError):
-            self.log.warning("reservation unreadable", worker=worker_id, session_id=session_id)
-            return
-        text = f"worker {worker_id} was silent for more than {self.lost_after_ms} ms"
-        notice = Notice(NoticeKind.WORKER_LOST, session_id, worker_id, life, "none", text)
-        inbox = self.keys.inbox_of(session_id, self.partitions)
+            life = Reservation.from_json(text, session_id).life
+        except CorruptDataError:
+            unreadable.append(session_id)
+            continue
+        notice = Notice(NoticeKind.WORKER_LOST, session_id, worker_id, life, "none", why)
+        inbox = keys.inbox_of(session_id, partitions)
         with map_exceptions(inbox):
-            await self.client.xadd(inbox, {"notice": notice.to_json()})
+            await client.xadd(inbox, {"notice": notice.to_json()})
+        told += 1
+    return told, unreadable

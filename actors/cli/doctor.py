@@ -13,13 +13,14 @@ from actors.cli.options import HOST_WAIT_S, JsonOption
 from actors.cli.output import print_json
 from actors.doctor.broker_checks import broker_checks
 from actors.doctor.checks import Check, Level
+from actors.doctor.janitor_checks import janitor_checks
 from actors.doctor.service_checks import service_checks
 
 _COLOURS: Final = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Examine broker, hosts and workers; exit 1 if something would break a promise."""
+    """Examine broker, hosts, workers and janitors; exit 1 if something would break a promise."""
     checks = asyncio.run(_examine())
     healthy = all(check.level is not Level.FAIL for check in checks)
     if as_json:
@@ -34,4 +35,4 @@ def doctor(as_json: JsonOption = False) -> None:
 
 async def _examine() -> list[Check]:
     async with Broker(host_wait_s=HOST_WAIT_S) as broker:
-        return [*await broker_checks(broker), *await service_checks(broker)]
+        return [*await broker_checks(broker), *await service_checks(broker), *await janitor_checks(broker)]

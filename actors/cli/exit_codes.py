@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Final
 
 from actors.dev.stack import DataDirInUseError
+from actors.processes import WorkerAliveError, WorkerNotFoundError
 from contracts.broker import BrokerFullError
 from contracts.errors import (
     BrokerError,
@@ -38,6 +39,8 @@ class ExitCode(IntEnum):
 
 _BY_TYPE: Final[tuple[tuple[type[WorldlineError], ExitCode], ...]] = (
     (SessionNotFoundError, ExitCode.NOT_FOUND),
+    (WorkerNotFoundError, ExitCode.NOT_FOUND),
+    (WorkerAliveError, ExitCode.REFUSED),
     (SessionStateError, ExitCode.REFUSED),
     (EventStaleError, ExitCode.REFUSED),
     (OwnershipLostError, ExitCode.REFUSED),

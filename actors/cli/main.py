@@ -9,7 +9,21 @@ from typing import Final, NoReturn
 
 import typer
 
-from actors.cli import demo, dev, doctor, host, janitor, plan, sessions, watching
+from actors.cli import (
+    demo,
+    dev,
+    doctor,
+    fsck,
+    history,
+    host,
+    hosts,
+    janitor,
+    plan,
+    sessions,
+    tombstones,
+    watching,
+    workers,
+)
 from actors.cli.exit_codes import ExitCode, exit_code
 from actors.cli.output import print_error, print_json
 from contracts.errors import WorldlineError
@@ -33,6 +47,11 @@ app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 sessions.app.command("watch")(watching.watch)
 app.add_typer(sessions.app, name="sessions")
+app.command("history")(history.history)
+app.add_typer(tombstones.app, name="tombstones")
+app.add_typer(workers.app, name="workers")
+app.add_typer(hosts.app, name="hosts")
+app.command("fsck")(fsck.fsck)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -1,8 +1,9 @@
 """`worldline doctor`."""
 
 import pytest
+from rq.scheduler import RQScheduler
 
-from contracts.keys import Keys
+from contracts.keys import WORKER_GROUP, Keys
 from support.answerer import Answerer
 from support.broker import RealBroker
 
@@ -15,12 +16,15 @@ def levels(said) -> dict[str, str]:
 
 @pytest.fixture
 def alive(served: Answerer, broker: RealBroker) -> Answerer:
-    """A host and a worker that seem to live."""
+    """A host, a worker and a janitor that seem to live."""
     with broker.client() as client:
         seconds, _ = client.time()
         client.zadd(KEYS.hosts, {"host-1": seconds * 1000})
         client.zadd(KEYS.workers, {"gpu-0": seconds * 1000, "gpu-1": seconds * 1000})
-        client.hset(KEYS.worker("gpu-0").info, "model", "reference")
+        client.hset(KEYS.worker("gpu-0").info, mapping={"model": "reference", "capacity": 4})
+        client.xgroup_create(KEYS.worker("gpu-0").requests, WORKER_GROUP, mkstream=True)
+        client.zadd(KEYS.janitors, {"janitor-1": seconds * 1000})
+        client.set(RQScheduler.get_locking_key(KEYS.jobs_queue), "janitor-1")
     return served
 
 
@@ -43,8 +47,11 @@ def test_what_is_missing_is_named(worldline) -> None:
     said = worldline("doctor", "--json")
 
     assert said.status == 1
-    assert levels(said) | {"hosts": "fail", "workers": "fail", "partitions": "fail"} == levels(said)
-    assert "worldline host" in worldline("doctor").out
+    missing = dict.fromkeys(("hosts", "workers", "partitions", "janitors", "scheduler"), "fail")
+    assert levels(said) | missing == levels(said)
+    plain = worldline("doctor").out
+    assert "worldline host" in plain
+    assert "worldline janitor" in plain
 
 
 def test_partitions_without_an_owner_are_listed(alive: Answerer, worldline, broker: RealBroker) -> None:
@@ -104,3 +111,49 @@ def test_tombstones_are_a_warning(alive: Answerer, worldline, broker: RealBroker
     said = worldline("doctor", "--json")
 
     assert (said.status, levels(said)["tombstones"]) == (0, "warn")
+
+
+def test_without_a_scheduler_a_janitor_is_not_enough(alive: Answerer, worldline, broker: RealBroker) -> None:
+    with broker.client() as client:
+        client.delete(RQScheduler.get_locking_key(KEYS.jobs_queue))
+
+    said = worldline("doctor", "--json")
+
+    assert said.status == 1
+    assert (levels(said)["janitors"], levels(said)["scheduler"]) == ("ok", "fail")
+
+
+def test_a_broker_for_jobs_that_does_not_answer_is_told_without_its_password(
+    alive: Answerer, worldline, monkeypatch
+) -> None:
+    monkeypatch.setenv("WORLDLINE_JOBS_URL", "redis://:secret@127.0.0.1:1/0")
+
+    said = worldline("doctor", "--json")
+
+    assert (said.status, levels(said)["scheduler"]) == (1, "fail")
+    assert "secret" not in said.out
+
+
+def test_a_request_stream_without_its_group_is_found(alive: Answerer, worldline, broker: RealBroker) -> None:
+    with broker.client() as client:
+        client.xgroup_destroy(KEYS.worker("gpu-0").requests, WORKER_GROUP)
+
+    said = worldline("doctor", "--json")
+
+    assert (said.status, levels(said)["groups"]) == (1, "fail")
+    assert "gpu-0" in said.out
+
+
+def test_a_command_that_nobody_finishes_is_a_warning(alive: Answerer, worldline, broker: RealBroker) -> None:
+    with broker.client() as client:
+        client.xadd(KEYS.partition(3).inbox, {"command": "{}"}, id="1000-0")
+        client.xadd(KEYS.partition(5).inbox, {"command": "{}"})
+
+    said = worldline("doctor", "--json")
+
+    [backlog] = [check for check in said.json["checks"] if check["name"] == "backlog"]
+    assert (backlog["level"], backlog["values"]["partition"], backlog["values"]["unfinished"]) == (
+        "warn",
+        3,
+        2,
+    )
