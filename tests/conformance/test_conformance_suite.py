@@ -1,0 +1,162 @@
+"""The conformance suite: sound pipelines pass it, and each fault fails the check that is made for it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from gpu_worker.conformance import Outcome, Subject, run_conformance
+from gpu_worker.conformance.__main__ import app
+from gpu_worker.conformance.suite import CHECKS, check_names, passed
+from gpu_worker.models.reference.pipeline import ReferencePipeline
+from gpu_worker.models.reference.spec import kv_spec
+from support.broken_pipelines import BROKEN, DividesByZeroLater, NeverCommits, Sound
+from support.sketch_pipeline import WorldPipeline
+
+torch.set_num_threads(1)
+
+
+def outcomes(factory: Any, **options: Any) -> dict[str, Outcome]:
+    return {result.name: result.outcome for result in run_conformance(Subject(factory, **options))}
+
+
+def failed(found: dict[str, Outcome]) -> list[str]:
+    return [name for name, outcome in found.items() if outcome is Outcome.FAILED]
+
+
+# ---------------------------------------------------------------------------------------------------- sound ones
+
+
+def test_the_reference_world_passes_every_check() -> None:
+    found = outcomes(ReferencePipeline, planned_spec=kv_spec)
+    assert found == dict.fromkeys(check_names(), Outcome.PASSED)
+
+
+def test_the_published_sketch_passes_with_the_one_session_that_it_allows() -> None:
+    found = outcomes(WorldPipeline)
+    assert found == dict.fromkeys(check_names(), Outcome.PASSED) | {"interleaving": Outcome.NOT_APPLICABLE}
+
+
+def test_the_sketch_with_two_sessions_passes_every_check_in_bfloat16_too() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert outcomes(Sound, dtype=dtype) == dict.fromkeys(check_names(), Outcome.PASSED)
+
+
+# ---------------------------------------------------------------------------------------------------- faulty ones
+
+
+def test_every_check_has_a_pipeline_that_fails_it() -> None:
+    assert tuple(BROKEN) == check_names()
+
+
+@pytest.mark.parametrize(
+    ("check", "pipeline"),
+    [
+        pytest.param(check, pipeline, id=pipeline.__name__)
+        for check, kinds in BROKEN.items()
+        for pipeline in kinds
+    ],
+)
+def test_a_fault_fails_its_own_check_and_no_other(check: str, pipeline: type[Sound]) -> None:
+    found = outcomes(pipeline)
+    without = {other.name for other in CHECKS if check in other.needs or check == "spec"}
+
+    assert failed(found) == [check]
+    assert {name for name, outcome in found.items() if outcome is Outcome.NOT_RUN} == without
+
+
+def test_a_spec_that_plans_are_not_made_with_is_a_fault() -> None:
+    other = replace(
+        WorldPipeline(device=torch.device("cpu"), dtype=torch.float32).ar_diffusion_kv_cache_spec()
+    )
+    same = Subject(WorldPipeline, planned_spec=lambda config: other)
+    smaller = Subject(WorldPipeline, planned_spec=lambda config: replace(other, window_frames=1))
+
+    assert run_conformance(same)[0].outcome is Outcome.PASSED
+    assert (
+        run_conformance(smaller)[0].message == "the spec that plans are made with is not the pipeline's own"
+    )
+
+
+def test_two_faults_are_told_with_their_own_messages() -> None:
+    class Two(NeverCommits, DividesByZeroLater):
+        pass
+
+    results = {result.name: result for result in run_conformance(Subject(Two))}
+
+    assert results["finite_output"].message == "payload 'latents' of chunk 5 is not finite everywhere"
+    assert "committed no frame" in results["rolling_window"].message
+    assert results["failure"].message == "needs rolling_window"
+    assert not passed(results.values())
+
+
+def test_a_prompt_that_never_matters_is_no_fault() -> None:
+    class Blind(Sound):
+        def use_prompt(self, kv: Any, state: Any, prompt: str | None) -> None:
+            super().use_prompt(kv, state, None)
+
+    assert outcomes(Blind)["prompt_switch"] is Outcome.NOT_APPLICABLE
+
+
+def test_parameters_reach_the_pipeline() -> None:
+    class Asks(Sound):
+        def forward(self, request: Any) -> Any:
+            assert (request.params["fov"], request.images) == (60, ("a.png",))
+            return super().forward(request)
+
+    assert failed(outcomes(Asks, params={"fov": 60, "images": ["a.png"]})) == []
+    assert "identity" in failed(outcomes(Asks))
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "gpu_worker.conformance", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=100)
+
+
+def test_the_command_prints_a_document_and_exits_with_0_for_a_sound_model() -> None:
+    done = command("reference", "--json", "--config", "session_capacity=1", "--param", "fov=60")
+    document = json.loads(done.stdout)
+
+    assert (done.returncode, document["model"], document["passed"]) == (0, "reference", True)
+    found = {check["name"]: check["outcome"] for check in document["checks"]}
+    assert tuple(found) == check_names()
+    assert found["interleaving"] == "not applicable"
+    assert all(check["message"] for check in document["checks"])
+
+
+def test_the_command_prints_a_table_and_exits_with_1_for_a_faulty_model() -> None:
+    done = command("reference", "--config", "windw_frames=3")
+
+    assert done.returncode == 1
+    assert "windw_frames" in done.stdout
+    assert done.stdout.count("not run") == len(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("nothing",), 78, "installed pipelines: "),
+        (("reference", "--device", "abacus"), 78, "abacus"),
+        (("reference", "--dtype", "int8"), 78, "int8"),
+        (("reference", "--param", "fov"), 2, "K=JSON"),
+        (("reference", "--config", "x={"), 2, "config x"),
+        ((), 2, "MODEL"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_the_command_refuses_what_makes_no_sense(
+    arguments: tuple[str, ...], status: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logging.disable", lambda level: None)
+    done = CliRunner().invoke(app, arguments)
+
+    assert (done.exit_code, done.stdout) == (status, "")
+    assert text in done.stderr
