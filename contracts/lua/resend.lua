@@ -2,7 +2,7 @@
 -- KEYS: 1 state, 2 requests (none on a cluster)
 -- ARGV: 1 epoch, 2 request id, 3 in-flight record with the new fence, 4 fence, 5 worker, 6 queue limit ms ('' for
 --       requests that never expire), 7.. field pairs of the worker request
--- Returns: {SENT, now ms} (also where this very record was sent), {STALE} or a refusal
+-- Returns: {SENT, now ms}, {STALE} (not in flight, or a fence that was used) or a refusal
 -- include: time
 -- include: types
 -- include: memory
@@ -16,7 +16,6 @@ despite_full_memory(KEYS[1])
 local state = redis.call('HMGET', KEYS[1], 'inflight', 'fence')
 if not state[1] or cjson.decode(state[1])['request_id'] ~= ARGV[2] then return { 'STALE' } end
 local now = now_ms()
-if state[1] == ARGV[3] then return { 'SENT', digits(now) } end
 if tonumber(ARGV[4]) <= tonumber(state[2]) then return { 'STALE' } end
 redis.call('HSET', KEYS[1], 'inflight', ARGV[3], 'fence', ARGV[4], 'worker', ARGV[5])
 send(KEYS[2], 7, ARGV[6] ~= '' and now + tonumber(ARGV[6]) or nil)

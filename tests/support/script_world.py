@@ -192,12 +192,12 @@ class World:
         return state
 
     async def entries(self) -> dict[int, str]:
-        """Event id -> entry id, of all whose id is a number."""
-        return {
-            int(f[b"event_id"]): i.decode()
-            for i, f in await self.client.xrange(self.k.events)
-            if b"event_id" in f
-        }
+        """Event id -> entry id; of equal ids the first, without those that are no whole number."""
+        found: dict[int, str] = {}
+        for entry_id, fields in await self.client.xrange(self.k.events):
+            if (text := fields.get(b"event_id", b"")).isdigit():
+                found.setdefault(int(text), entry_id.decode())
+        return found
 
     async def ids(self) -> list[int]:
         """The remembered event ids in order of acceptance."""

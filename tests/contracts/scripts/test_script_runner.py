@@ -147,7 +147,7 @@ async def test_a_full_broker_refuses_new_sessions_and_events_but_a_session_on_it
     world, other = World(real), World(real, session_id="world-2")
     await world.create()
     await world.accept(3)
-    await world.begin([3], "next-1")
+    await world.begin([3], "next-1", prompt="p", reducer_state="1")
     await real.set("ballast", "x" * 3_000_000)
     await real.config_set("maxmemory", "1mb")
 
