@@ -26,12 +26,16 @@ class Lease:
 
     def check(self) -> None:
         """KVStateError unless the KV may be used now."""
-        if self.closed:
-            raise KVStateError(f"the KV state of session {self._session_id!r} is closed")
+        self.check_open()
         if not self._usable:
             raise KVStateError(
                 f"the KV state of session {self._session_id!r} is not bound: it can be used during a call only"
             )
+
+    def check_open(self) -> None:
+        """KVStateError once the KV was closed."""
+        if self.closed:
+            raise KVStateError(f"the KV state of session {self._session_id!r} is closed")
 
     @contextmanager
     def lend(self) -> Iterator[None]:

@@ -62,18 +62,22 @@ class ARDiffusionKVState:
         return self._lease.lend()
 
     def adapter(self, branch: str) -> KVRequestAdapter:
-        """The timeline of a branch.
+        """The timeline of a branch; its counters may be looked at outside a call, too.
 
         Raises:
-            KVStateError: the state is closed, or not bound.
+            KVStateError: the state is closed.
             UnknownNameError: there is no such branch.
         """
-        self._lease.check()
+        self._lease.check_open()
         if branch not in self._adapters:
             raise UnknownNameError(
                 f"unknown KV branch {branch!r:.80}, expected one of {sorted(self._adapters)}", field="branch"
             )
         return self._adapters[branch]
+
+    def _borrowed(self, branch: str) -> KVRequestAdapter:
+        self._lease.check()
+        return self.adapter(branch)
 
     # ------------------------------------------------------------------------------------------- self-attention
 
@@ -92,7 +96,7 @@ class ARDiffusionKVState:
             FrameAlignmentError: seq_len is not whole frames.
             KVStateError: the branch holds pages of a commit that was prepared and never committed.
         """
-        adapter = self.adapter(branch)
+        adapter = self._borrowed(branch)
         checked = self._checked_length(seq_len, commit_current)
         forwards = self._forwards[branch]
         previous = forwards.context
@@ -130,7 +134,7 @@ class ARDiffusionKVState:
             branch: logical branch.
             extra_tokens: action or register tokens that each layer passes as extra_k and extra_v.
         """
-        self.adapter(branch)
+        self._borrowed(branch)
         context = self._forwards[branch].context
         if context is None:
             raise KVStateError(f"branch {branch!r} has no forward to prepare: call get_kv_caches first")
@@ -140,7 +144,7 @@ class ARDiffusionKVState:
     def commit_paged_context(self, branch: str) -> None:
         """Ends the forward over `branch`. Its frames are committed one by one if it was a prepared commit; a scratch
         or unprepared forward advances nothing, and without a forward nothing happens."""
-        adapter = self.adapter(branch)
+        adapter = self._borrowed(branch)
         context = self._end_forward(branch)
         if context is None:
             return
@@ -155,22 +159,22 @@ class ARDiffusionKVState:
 
         Values are copied. An error, also one of the iterable, leaves the previous cache in place.
         """
-        self.adapter(branch)
+        self._borrowed(branch)
         self._cache.cross_attention.populate(self.session_id, branch, name, layer_kv)
 
     def is_cross_attention_populated(self, branch: str, name: str) -> bool:
         """Whether a complete cache of that name can be read."""
-        self.adapter(branch)
+        self._borrowed(branch)
         return self._cache.cross_attention.is_populated(self.session_id, branch, name)
 
     def get_cross_attention_kv(self, branch: str, name: str) -> list[CrossAttentionLayer]:
         """`{"is_init": True, "k", "v"}` a layer; KVStateError before it was populated."""
-        self.adapter(branch)
+        self._borrowed(branch)
         return self._cache.cross_attention.get(self.session_id, branch, name)
 
     def clear_cross_attention(self, branch: str | None = None, name: str | None = None) -> None:
         """Drops cross-attention caches, all or those named. Self-attention pages and positions stay."""
-        self.adapter(next(iter(self._adapters)) if branch is None else branch)
+        self._borrowed(next(iter(self._adapters)) if branch is None else branch)
         self._cache.cross_attention.clear(self.session_id, branch, name)
 
     # ------------------------------------------------------------------------------------------- life
@@ -182,7 +186,7 @@ class ARDiffusionKVState:
             keep_cross_attention: True keeps every cross-attention cache, a collection of names those; the rest go.
         """
         for branch in self._adapters:
-            self._cache.reset_request(self.adapter(branch))
+            self._cache.reset_request(self._borrowed(branch))
         self._end_forwards()
         if keep_cross_attention is True:
             return
