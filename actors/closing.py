@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.session_core import Resync, SessionCore, answer_text
+from contracts import failpoints
 from contracts.errors import SessionStateError, WorldlineError
 from contracts.lifecycle import Status, Trigger
 from contracts.messages import Command, Condition, InFlight, WorkerReply
@@ -38,9 +39,12 @@ class Closing:
         request = None if gone else core.request(record)
 
         async def script() -> Outcome:
-            return await core.services.scripts.begin_close(
+            failpoints.hit("host.close.begin.before")
+            outcome = await core.services.scripts.begin_close(
                 state, record, request, state.worker, reason, only_if=only_if
             )
+            failpoints.hit("host.close.begin.after")
+            return outcome
 
         outcome = await core.move(Trigger.CLOSE_REQUESTED, script, Outcome.BEGUN)
         if outcome is Outcome.KEPT:
@@ -69,7 +73,10 @@ class Closing:
         answer = answer_text(record.command_id or "", {"status": Status.CLOSED})
 
         async def script() -> Outcome:
-            return await core.services.scripts.finish_close(state, record.request_id, answer)
+            failpoints.hit("host.close.finish.before")
+            outcome = await core.services.scripts.finish_close(state, record.request_id, answer)
+            failpoints.hit("host.close.finish.after")
+            return outcome
 
         await core.services.placement.unreserve(state.worker, core.session_id, state.life)
         if await core.move(Trigger.CLEANUP_SUCCEEDED, script, Outcome.CLOSED) is not Outcome.CLOSED:

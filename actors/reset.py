@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.intake import EventQueue
 from actors.session_core import MAX_MESSAGE, Resync, SessionCore
+from contracts import failpoints
 from contracts.errors import SessionStateError
 from contracts.identity import new_request_id
 from contracts.lifecycle import LIVE, Status, Trigger
@@ -35,7 +36,9 @@ class Reset:
             command_id=command_id,
         )
         worker = await self.place(life)
+        failpoints.hit("host.reset.begin.before")
         outcome = await core.services.scripts.begin_reset(state, record, core.request(record), worker)
+        failpoints.hit("host.reset.begin.after")
         if outcome is Outcome.BEGUN:
             core.put_in_flight(record, worker)
         elif outcome is Outcome.ANSWERED:
@@ -75,9 +78,12 @@ class Reset:
         )
 
         async def script() -> Outcome:
-            return await core.services.scripts.finish_reset(
+            failpoints.hit("host.reset.finish.before")
+            outcome = await core.services.scripts.finish_reset(
                 state, record.request_id, reply.incarnation, head.removesuffix("}}") + ',"event_floor":'
             )
+            failpoints.hit("host.reset.finish.after")
+            return outcome
 
         outcome = await core.move(Trigger.RESET_SUCCEEDED, script, Outcome.RESET)
         if outcome is not Outcome.RESET:

@@ -22,6 +22,7 @@ from actors.reset import Reset
 from actors.session_core import Finish, Resync, SessionCore, plain_text
 from actors.tick_consumer import TickConsumer
 from actors.worker_news import WorkerNews
+from contracts import failpoints
 from contracts.errors import (
     BrokerError,
     CommandPoisonedError,
@@ -250,7 +251,9 @@ class SessionActor:
 
     async def _adopt(self) -> None:
         core = self.core
+        failpoints.hit("host.adopt.before")
         await core.adopt()
+        failpoints.hit("host.adopt.after")
         if self.listed_live:
             await core.update_live()
             self.listed_live = False
@@ -269,6 +272,7 @@ class SessionActor:
         self._in_hand = item.command.command_id
         # Counted once a claim: what is put back after a doubt is not found anew.
         self._open.setdefault(self._in_hand, []).append(replace(item, found=False))
+        failpoints.hit("host.command.read")
         async with self.owner.recovery if item.found else nullcontext():
             try:
                 await self._handle(item)
@@ -325,6 +329,7 @@ class SessionActor:
             async with self.owner.recovery:
                 await self._count_news()
         item = self._news[0]
+        failpoints.hit("host.reply.read")
         if isinstance(item.news, WorkerReply):
             await self._take_reply(item.news)
         else:
@@ -371,9 +376,11 @@ class SessionActor:
             return
         record = replace(state.inflight, fence=state.fence + 1)
         extra = {"tick": self._ticks.rebuild(record)} if record.kind is Kind.TICK else {}
+        failpoints.hit("host.resend.before")
         outcome = await core.services.scripts.resend(
             state, record, core.request(record, **extra), state.worker
         )
+        failpoints.hit("host.resend.after")
         if outcome is not Outcome.SENT:
             raise Resync
         core.put_in_flight(record)

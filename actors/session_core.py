@@ -16,6 +16,7 @@ from actors.placement import Placement
 from actors.reducers.base import ChecksEvents, ControlReducer
 from actors.reducers.registry import make_reducer
 from actors.store import SessionStore
+from contracts import failpoints
 from contracts.errors import OwnershipLostError, TickFailedError, WorldlineError
 from contracts.events import ARDiffusionSessionEvent
 from contracts.identity import new_request_id
@@ -271,9 +272,12 @@ class SessionCore:
         answer = answer_text(waiting, error) if waiting else ""
 
         async def script() -> Outcome:
-            return await self.services.scripts.fail(
+            failpoints.hit("host.fail.before")
+            outcome = await self.services.scripts.fail(
                 state, failure, allowed=allowed, command_id=waiting or "", answer=answer, release=sent
             )
+            failpoints.hit("host.fail.after")
+            return outcome
 
         self.log.warning(
             "session failed", code=failure.code, message=failure.message, chunk_index=state.chunk_index

@@ -13,6 +13,7 @@ from typing import Any
 from actors.intake import EventQueue, PendingEvent, entry_ms
 from actors.reducers.base import PreparedControls, check_prepared
 from actors.session_core import MAX_MESSAGE, Resync, SessionCore, answer_text, plain_text
+from contracts import failpoints
 from contracts.errors import (
     FAILURE_CODES,
     ChunkMetadataError,
@@ -54,6 +55,7 @@ class TickConsumer:
                 failure = Failure(Trigger.TICK_FAILED, "reducer_failed", plain_text(error))
                 await core.fail(failure, release=True, command_id=command_id)
                 return
+            failpoints.hit("host.begin.before")
             outcome, newer = await core.services.scripts.begin_tick(
                 state,
                 record,
@@ -62,6 +64,7 @@ class TickConsumer:
                 cursor=core.queue.cursor,
                 strict=tries == 0,
             )
+            failpoints.hit("host.begin.after")
             if outcome is not Outcome.NEWER:
                 self._begun(outcome, record, command_id)
                 return
@@ -143,11 +146,13 @@ class TickConsumer:
             await core.fail(Failure(Trigger.TICK_FAILED, "metadata_mismatch", str(error)), release=True)
             return
         prepared = _prepared(record)
+        failpoints.hit("host.reduce.before")
         try:
             core.reducer.commit(prepared)
         except Exception as error:  # noqa: BLE001 - a reducer is foreign code
             await core.fail(Failure(Trigger.TICK_FAILED, "reducer_failed", plain_text(error)), release=True)
             return
+        failpoints.hit("host.reduce.after")
         await self._commit(record, reply, output, prepared)
 
     def _checked(self, record: InFlight, reply: WorkerReply) -> ChunkOutput:
@@ -175,6 +180,7 @@ class TickConsumer:
     ) -> None:
         core, state = self.core, self.core.held
         result = _result(state.life, record, reply, output)
+        failpoints.hit("host.commit.before")
         committed = await core.services.scripts.commit(
             state,
             _entry_fields(result),
@@ -184,6 +190,7 @@ class TickConsumer:
             cursor=core.queue.cursor,
             ticks_kept=recording_limit(state.recording),
         )
+        failpoints.hit("host.commit.after")
         if committed.outcome is not Outcome.COMMITTED:
             raise Resync
         await self._committed(record, reply, prepared, committed)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contracts import failpoints
 from contracts.broker import BLOCK_MARGIN_S, redact
 from contracts.errors import ConfigurationError
 from contracts.keys import Keys
@@ -55,7 +56,8 @@ Milliseconds = Annotated[int, Field(gt=0)]
 class SharedSettings(BaseSettings):
     """What host, worker, client and janitor must agree on; all times in milliseconds.
 
-    `REDIS_URL` has no prefix, everything else is `WORLDLINE_<NAME>`.
+    `REDIS_URL` has no prefix, everything else is `WORLDLINE_<NAME>`. `failpoints` is for tests alone: host and worker
+    die, raise, stop or hang at the places that it names; see `contracts/failpoints.py`.
     """
 
     model_config = SettingsConfigDict(
@@ -73,6 +75,16 @@ class SharedSettings(BaseSettings):
     block_ms: Milliseconds = 5_000
     log_level: str = "info"
     log_format: str = Field(default="console", pattern="^(console|json)$")
+    failpoints: str = ""
+
+    @field_validator("failpoints")
+    @classmethod
+    def _known_failpoints(cls, value: str) -> str:
+        try:
+            failpoints.parse(value)
+        except ConfigurationError as error:
+            raise ValueError(error.message) from None
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

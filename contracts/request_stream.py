@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from contracts import failpoints
 from contracts.broker import Client, map_exceptions
 from contracts.errors import CorruptDataError, WorldlineError
 from contracts.keys import WORKER_GROUP, WorkerKeys
@@ -109,12 +110,16 @@ class RequestStream:
 
     async def _run(self, pipeline: Any, finished: int, optional: int = 0) -> Sequence[Any]:
         """The results, of which the last `optional` may be exceptions. `finished` entries were acknowledged first."""
+        if finished:
+            failpoints.hit("worker.ack.before")
         with map_exceptions(self._keys.requests):
             results: Sequence[Any] = await pipeline.execute(raise_on_error=False)
             acknowledgements = 3 if finished else 0
             _raise_first(results[:acknowledgements])
             del self._finished[:finished]
             _raise_first(results[acknowledgements : len(results) - optional])
+        if finished:
+            failpoints.hit("worker.ack.after")
         return results
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import structlog
 import typer
 
+from contracts import failpoints
 from contracts.config import load_settings
 from contracts.errors import (
     BrokerError,
@@ -82,6 +83,7 @@ def worker(  # noqa: PLR0917 - typer calls it by name
     try:
         settings = load_settings(WorkerSettings, **overrides)
         configure_logging(settings.log_level, settings.log_format)
+        failpoints.arm(settings.failpoints)
         factory = load_installed_model if engine is None else load_factory(engine)
     except ConfigurationError as error:
         raise typer.Exit(explain(error)) from None

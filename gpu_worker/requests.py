@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from contracts import failpoints
 from contracts.errors import (
     CommandExpiredError,
     CorruptDataError,
@@ -186,7 +187,9 @@ class RequestHandler:
             raise refusal
         await self._release_other_life(request)
         self._ledger.began(request)
+        failpoints.hit("worker.run.before")
         chunk = await self._engine.tick(request)
+        failpoints.hit("worker.run.after")
         if request.tick is not None and request.tick.close_session:
             self._ledger.released(request.session_id)
         else:
@@ -209,6 +212,7 @@ class RequestHandler:
             stored = await self._link.payloads.store(*name, chunk.payload, chunk.frames)
         except PayloadStoreError as error:
             raise TickFailedError(error.message, field="payload", code="payload_lost") from error
+        failpoints.hit("worker.payload.stored")
         output = ChunkOutput(
             metadata=chunk.metadata,
             payload=stored.payload,
@@ -228,10 +232,14 @@ class RequestHandler:
         error: WorldlineError | None = None
         try:
             if request.kind is Kind.RESET and held is not None:
+                failpoints.hit("worker.reset.before")
                 await self._engine.reset(request.session_id)
+                failpoints.hit("worker.reset.after")
                 self._ledger.released(request.session_id)
             elif request.kind is Kind.RELEASE and held == request.life:
+                failpoints.hit("worker.release.before")
                 await self._engine.close(request.session_id)
+                failpoints.hit("worker.release.after")
                 self._ledger.released(request.session_id)
         except WorldlineError as failure:
             error = failure

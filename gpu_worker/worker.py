@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from contracts import failpoints
 from contracts.errors import (
     BrokerError,
     CorruptDataError,
@@ -207,9 +208,12 @@ class Worker:
         return [] if delivery is None else [delivery]
 
     async def _process(self, delivery: Delivery) -> None:
+        failpoints.hit("worker.request.read")
         answer = await self._answer(delivery)
         if answer is not None:
+            failpoints.hit("worker.reply.before")
             await self._send(answer)
+            failpoints.hit("worker.reply.after")
         self._link.requests.finish(delivery.entry_id)
         self._unfinished.pop(delivery.entry_id, None)
 

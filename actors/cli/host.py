@@ -10,6 +10,7 @@ import typer
 
 from actors.config import HostSettings
 from actors.logs import configure_logging
+from contracts import failpoints
 from contracts.config import load_settings
 
 
@@ -22,6 +23,7 @@ def host(
     """Run a session host until SIGTERM or SIGINT; says `ready host=ID` once it owns its partitions."""
     settings = load_settings(HostSettings, host_id=host_id)
     configure_logging(settings.log_level, settings.log_format)
+    failpoints.arm(settings.failpoints)
     asyncio.run(_run(settings))
 
 
