@@ -106,15 +106,15 @@ class Placement:
         """Whether the worker's memory is gone for good: forgotten, or silent for `lost_after_ms`."""
         if worker_id is None:
             return True
-        if self.connected_for_ms() < self.lost_after_ms:
-            return False
         info = self.keys.worker(worker_id).info
         with map_exceptions(info):
             if await self.client.exists(info):
                 return False
         seen = (await self.worker_ids()).get(worker_id)
         if seen is None:
-            return True
+            return True  # somebody took it out; an outage does not do that
+        if self.connected_for_ms() < self.lost_after_ms:
+            return False
         with map_exceptions("TIME"):
             seconds, micros = await self.client.time()
         return int(seconds) * 1000 + int(micros) // 1000 - seen > self.lost_after_ms
