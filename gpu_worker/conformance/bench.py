@@ -41,22 +41,24 @@ class Bench:
         subject: how to run it.
         pipeline: what to run.
         name: begins the ids of its sessions, so that no check meets the sessions of another.
+        steps: run ticks through the pipeline's step functions; its calls are then not probed.
     """
 
-    def __init__(self, subject: Subject, pipeline: object, name: str) -> None:
+    def __init__(self, subject: Subject, pipeline: object, name: str, *, steps: bool = False) -> None:
         checked, self.spec = check_pipeline(pipeline)
         self.subject = subject
         self.name = name
         self.probe = Probe(checked)
         self.capacity, available_bytes = _room(self.spec, subject)
         self.runner = ARDiffusionModelRunner(
-            self.probe,
+            checked if steps else self.probe,
             device=subject.device,
             dtype=subject.dtype,
             options=RunnerOptions(
                 kv={"gpu_memory_fraction": 1.0},
                 session_capacity=self.capacity,
                 available_bytes=available_bytes,
+                step_execution=steps,
             ),
         )
         self.runner.load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contracts.tick import metadata_from_envelope
+from gpu_worker.capability import SupportsStepExecution
 from gpu_worker.conformance.bench import Bench, float_tensors
 from gpu_worker.conformance.subject import NotApplicableError, require
 from gpu_worker.encoding import encode_frames, encode_output
@@ -43,6 +44,20 @@ def determinism(bench: Bench) -> None:
         f"chunk {differing[:1]} differs between two equal sessions: all randomness must come from "
         "request.generator, and nothing from names or from what ran before",
     )
+
+
+def step_execution(bench: Bench) -> None:
+    """The step functions, where there are some, yield the same bytes as the forward."""
+    pipeline = bench.probe.pipeline
+    if not isinstance(pipeline, SupportsStepExecution):
+        raise NotApplicableError("the pipeline has no step functions")
+    count = bench.chunks_past_window
+    whole = bench.alone("whole", count)
+    stepping = Bench(bench.subject, pipeline, bench.name, steps=True)
+    require(
+        stepping.alone("stepwise", count) == whole, "a chunk made step by step differs from the forward's"
+    )
+    stepping.require_all_free("after the close")
 
 
 def prompt_switch(bench: Bench) -> None:

@@ -66,6 +66,7 @@ CHECKS: Final = (
     Check(session_checks.binding),
     Check(output_checks.rolling_window),
     Check(output_checks.prompt_switch, ("determinism",)),
+    Check(output_checks.step_execution, ("determinism",)),
     Check(session_checks.reset, ("determinism",)),
     Check(session_checks.release, ("determinism",)),
     Check(session_checks.interleaving, ("determinism",)),

@@ -20,6 +20,46 @@ class Sound(WorldPipeline):
         return replace(super().ar_diffusion_kv_cache_spec(), session_capacity=2)
 
 
+class Steps:
+    """The state of `Stepping`: a chunk of one step."""
+
+    num_steps = 1
+
+    def __init__(self, request: ARDiffusionRequest) -> None:
+        self.request = request
+        self.chunk_complete = False
+        self.finished = False
+
+
+class Stepping(Sound):
+    """Step functions around the forward."""
+
+    def prepare_encode(self, request: ARDiffusionRequest) -> Steps:
+        return Steps(request)
+
+    def prepare_next_chunk(self, state: Steps) -> None:
+        state.chunk_complete = False
+
+    def denoise_step(self, state: Steps) -> float:
+        return 0.0
+
+    def step_scheduler(self, state: Steps, prediction: float) -> None:
+        state.chunk_complete = True
+
+    def post_decode(self, state: Steps) -> DiffusionOutput:
+        state.finished = True
+        return self.forward(state.request)
+
+
+class StepsElsewhere(Stepping):
+    """Makes another chunk step by step than in one go."""
+
+    def post_decode(self, state: Steps) -> DiffusionOutput:
+        output = super().post_decode(state)
+        output.payload["latents"].add_(1)
+        return output
+
+
 class CannotBeBuilt(Sound):
     def __init__(self, **_options: Any) -> None:
         raise FileNotFoundError("weights.safetensors")
@@ -215,6 +255,7 @@ BROKEN: Mapping[str, tuple[type[Sound], ...]] = {
     "binding": (KeepsTheState,),
     "rolling_window": (NeverCommits,),
     "prompt_switch": (ProjectsThePromptOnce, StartsOverWithEachPrompt),
+    "step_execution": (StepsElsewhere,),
     "reset": (IgnoresReset,),
     "release": (IgnoresClose, LeaksATensor),
     "interleaving": (OneToneForAll,),
