@@ -67,7 +67,9 @@ class Indexes:
         key = self._broker.keys.tombstones
         async for page in index_pages(self._broker.commands, key):
             scores = dict(page)
-            for item in (await read_facts(self._broker, scores)).values():
+            facts = await read_facts(self._broker, scores)
+            await self.add_missing(facts.values())
+            for item in facts.values():
                 over = item.status in (None, Status.CLOSED)
                 closing_soon = scores[item.session_id] > now_ms - GRACE_MS
                 if over or (item.status not in ENDING and not closing_soon):

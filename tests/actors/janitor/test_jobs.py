@@ -8,8 +8,9 @@ from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from actors.broker_pool import Broker
 from actors.config import JanitorSettings
-from actors.janitor.closes import CloseJob
+from actors.janitor.closes import CloseJob, run_close
 from actors.jobs import JobQueue, close_session
 from support.broker import RealBroker
 from support.hosting import Caller
@@ -70,9 +71,6 @@ async def test_a_queue_that_is_away_is_said_to_be(broker: RealBroker) -> None:
 async def test_a_job_that_was_overtaken_sends_nothing(
     change: str, world: Caller, worker: ScriptedWorker, settings: JanitorSettings
 ) -> None:
-    from actors.broker_pool import Broker
-    from actors.janitor.closes import run_close
-
     await tombstone(world, worker, failures=1)
     life = (await world.state())["life"]
     job = {
@@ -91,9 +89,6 @@ async def test_a_job_that_was_overtaken_sends_nothing(
 async def test_a_job_without_a_host_sends_nothing(
     real: redis.asyncio.Redis, settings: JanitorSettings
 ) -> None:
-    from actors.broker_pool import Broker
-    from actors.janitor.closes import run_close
-
     await real.hset("wl:config", mapping={"partitions": 8, "schema_version": 1})
     await real.hset(
         "wl:{world-1}:state", mapping={"status": "CLEANUP_FAILED", "life": "l", "close_attempts": 1}
