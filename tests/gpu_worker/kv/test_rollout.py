@@ -1,12 +1,16 @@
 """Commit and eviction over long rollouts: what stays, where, and that nothing leaks."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from contracts.errors import InvalidArgumentError, KVStateError, PoolExhaustedError
-from contracts.kv_spec import ARDiffusionKVBranchSpec
-from gpu_worker.kv.block_table import slot_indices
-from support.kv_cache import make_cache, resident_frames, tiny_spec, write_positions
+from contracts.kv_spec import ARDiffusionKVBranchSpec, resolve_kv_config
+from gpu_worker.kv.block_table import KVRequestAdapter, slot_indices
+from gpu_worker.kv.cache import ARDiffusionKVCache
+from support.kv_cache import CPU, make_cache, make_state, resident_frames, tiny_spec, write_positions
 
 
 @pytest.mark.parametrize("reset_at_boundary", [False, True])
@@ -233,3 +237,35 @@ def test_a_negative_scratch_range_is_refused(start: int, count: int) -> None:
 def test_scratch_beyond_its_reservation_is_refused() -> None:
     with pytest.raises(RuntimeError, match="scratch blocks exhausted"):
         make_cache(tiny_spec()).scratch_block_ids(0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"enable": False}, "enable"),
+        ({"window_chunks": None}, "window_chunks"),
+        ({"chunk_size": 0}, "chunk_size"),
+    ],
+)
+def test_a_pool_needs_a_config_that_is_complete(change: dict[str, Any], field: str) -> None:
+    whole = make_cache(tiny_spec())
+    config = replace(resolve_kv_config(whole.spec), **change)
+    with pytest.raises(ValueError, match=field):
+        ARDiffusionKVCache(whole.spec, config, whole.plan, device=CPU, dtype=torch.float32)
+
+
+def test_frames_of_a_tick_are_committed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = make_state(tiny_spec(frames_per_block=3, window_frames=2))
+    seen: list[int] = []
+    original = ARDiffusionKVCache.commit_chunk
+
+    def counting(cache: ARDiffusionKVCache, adapter: KVRequestAdapter) -> None:
+        original(cache, adapter)
+        seen.append(adapter.absolute_frames)
+
+    monkeypatch.setattr(ARDiffusionKVCache, "commit_chunk", counting)
+    state.get_kv_caches("main", seq_len=48, commit_current=True)
+    state.prepare_paged_context("main")
+    state.commit_paged_context("main")
+    assert seen == [1, 2, 3]
+    assert len(state.adapter("main").table) == 2
