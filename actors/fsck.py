@@ -111,6 +111,9 @@ class _Pass:
             if live not in self._unreadable:
                 async for names in live_pages(self._broker, partition):
                     for session_id in names:
+                        if partition_of(session_id, self._partitions) != partition:
+                            message = f"lists {session_id}, which belongs to another partition"
+                            self._found.append(Finding("live_left", live, message, session_id))
                         yield session_id, live
         async for mentioned in self._reserved():
             yield mentioned
