@@ -11,7 +11,7 @@ from actors.store import SessionStore
 from contracts.broker import Client, map_exceptions
 from contracts.errors import CorruptDataError
 from contracts.keys import Keys
-from contracts.messages import Notice, NoticeKind
+from contracts.messages import NO_INCARNATION, Notice, NoticeKind
 from contracts.reservation import Reservation
 
 
@@ -80,7 +80,7 @@ async def tell_sessions(
         except CorruptDataError:
             unreadable.append(session_id)
             continue
-        notice = Notice(NoticeKind.WORKER_LOST, session_id, worker_id, life, "none", why)
+        notice = Notice(NoticeKind.WORKER_LOST, session_id, worker_id, life, NO_INCARNATION, why)
         inbox = keys.inbox_of(session_id, partitions)
         with map_exceptions(inbox):
             await client.xadd(inbox, {"notice": notice.to_json()})

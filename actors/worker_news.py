@@ -9,7 +9,7 @@ from actors.reset import Reset
 from actors.session_core import Resync, SessionCore
 from contracts.errors import NoCapacityError, WorldlineError
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import InFlight, Kind, Notice, NoticeKind
+from contracts.messages import NO_INCARNATION, InFlight, Kind, Notice, NoticeKind
 from contracts.session_scripts import Failure, Outcome
 from contracts.state import SessionState
 
@@ -35,7 +35,8 @@ class WorkerNews:
             return False
         if state.worker_incarnation is not None and notice.incarnation == state.worker_incarnation:
             return False  # the session already runs on the new start
-        return await self.lost(state, notice.message or f"worker {notice.worker} is gone")
+        message = notice.message or f"worker {notice.worker} is gone"
+        return await self.lost(state, message, restarted=notice.incarnation != NO_INCARNATION)
 
     async def _evicted(self, state: SessionState, notice: Notice) -> None:
         if state.inflight is not None and state.inflight.kind is Kind.RESET:
@@ -46,15 +47,15 @@ class WorkerNews:
             text = notice.message or "another session needed the room"
             await self.core.fail(Failure(Trigger.EVICTED, "evicted", text), release=False)
 
-    async def lost(self, state: SessionState, message: str) -> bool:
-        """The worker's memory is gone for good; returns as `notice` does."""
+    async def lost(self, state: SessionState, message: str, *, restarted: bool = False) -> bool:
+        """The worker's memory is gone for good; returns as `notice` does. A worker that restarted is there again."""
         record = state.inflight
         if record is not None and record.kind is Kind.RELEASE:
             await (self.closing.released(record) if state.status is Status.CLOSING else self.released(record))
             return False
         nothing_to_lose = state.status is Status.ACTIVE and state.chunk_index == 0
         if nothing_to_lose or (record is not None and record.kind is Kind.RESET):
-            return await self._elsewhere(state, record)
+            return await self._again(state, record, restarted)
         if state.status is Status.ACTIVE:
             await self._fail(message)
         return False
@@ -73,19 +74,26 @@ class WorkerNews:
         else:
             core.log.warning("release after a failure failed", error=str(error))
 
-    async def _elsewhere(self, state: SessionState, record: InFlight | None) -> bool:
+    async def _again(self, state: SessionState, record: InFlight | None, restarted: bool) -> bool:
         """At chunk 0 and in a reset there is nothing to lose: the session is placed again."""
         core, placement = self.core, self.core.services.placement
-        life = record.life if record else state.life
-        await placement.unreserve(state.worker, core.session_id, life)
-        try:
-            worker = await placement.place(state.model, core.session_id, life)
-        except NoCapacityError as error:
-            await self._fail(f"worker {state.worker} is gone, and {error}")
-            return False
+        worker = state.worker
+        if worker is None or not (restarted and await self._may_stay(worker, state.model)):
+            life = record.life if record else state.life
+            await placement.unreserve(worker, core.session_id, life)
+            try:
+                worker = await placement.place(state.model, core.session_id, life)
+            except NoCapacityError as error:
+                await self._fail(f"worker {state.worker} is gone, and {error}")
+                return False
         await core.services.scripts.place(state, worker)
         await core.reload()
         return record is not None
+
+    async def _may_stay(self, worker: str, model: str) -> bool:
+        """Whether a worker that restarted serves the session again, or will once it has loaded its model."""
+        info = await self.core.services.placement.info(worker)
+        return info is None or info.model == model
 
     async def _fail(self, message: str) -> None:
         record = self.core.held.inflight

@@ -46,6 +46,10 @@ WORKER_NAMES: Final = frozenset(
         "GPU_MEMORY_FRACTION",
         "SESSION_CAPACITY",
         "PAYLOAD_URL",
+        "RECONCILE_MS",
+        "ATTENTION_BACKEND",
+        "STEP_EXECUTION",
+        "WATCHDOG",
     }
 )
 """Variables that only `gpu_worker/config.py` reads, without their prefix."""

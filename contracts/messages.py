@@ -454,6 +454,10 @@ class NoticeKind(StrEnum):
     WORKER_LOST = "worker_lost"
 
 
+NO_INCARNATION: Final = "none"
+"""In a notice: the worker is gone, and no new start of it has taken its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """News about a session's memory on a worker; one about another life or incarnation is ignored.

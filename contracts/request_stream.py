@@ -24,7 +24,6 @@ from contracts.scripts import script_source
 Entry = tuple[bytes, dict[bytes, bytes]]
 """Entry id and fields; no fields where the entry was deleted after it had been delivered."""
 
-_OWN_AT_ONCE: Final = 16
 _MARK_BUSY: Final = hashlib.sha1(
     script_source("worker_mark_busy").encode(), usedforsecurity=False
 ).hexdigest()
@@ -84,10 +83,13 @@ class RequestStream:
         marked = isinstance(mark, list) and mark[0] == b"BUSY"
         return Delivery(*entries[0], int(mark[1]) if marked else None)
 
-    async def read_own(self) -> list[Delivery]:
-        """Entries that were delivered to this consumer and not finished, oldest first. Acknowledges what is."""
+    async def read_own(self, count: int = 1) -> list[Delivery]:
+        """Entries that were delivered to this consumer and not finished, oldest first. Acknowledges what is.
+
+        A worker that runs what it reads takes one: then the oldest entry that is pending is the one in hand.
+        """
         pipeline, finished = self._pipeline(), len(self._finished)
-        self._add_read(pipeline, "0", _OWN_AT_ONCE, None)
+        self._add_read(pipeline, "0", count, None)
         results = await self._run(pipeline, finished)
         return [Delivery(*entry) for entry in _entries(results[-1])]
 

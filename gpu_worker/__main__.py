@@ -28,6 +28,7 @@ from contracts.errors import (
 )
 from gpu_worker.config import WorkerSettings
 from gpu_worker.engine import TickEngine, load_engine
+from gpu_worker.guard import guarded
 from gpu_worker.logs import configure_logging
 from gpu_worker.name import NameTakenError
 from gpu_worker.worker import Worker
@@ -102,7 +103,8 @@ async def serve(settings: WorkerSettings, factory: EngineFactory) -> int:
     log.info("starting", worker=settings.worker_id, broker=settings.shown_url)
     code = EXIT_OK
     try:
-        await running.run()
+        async with guarded(settings, running.incarnation):
+            await running.run()
     except tuple(kind for kind, _ in EXIT_CODES) as error:
         code = explain(error)
     if running.engine.running:

@@ -50,6 +50,8 @@ class WorkerSettings(SharedSettings):
         scratch_blocks_per_branch: lower bound of scratch pages; None for the derived number.
         attention_backend: how layers attend to their pages: `sdpa`, `flex` or `flash_attn`.
         step_execution: run ticks through the model's step functions, one denoise step after the other.
+        watchdog: a process beside the worker ends it when a request takes longer than `execution_limit_ms`; False
+            where something else sees to that. There is no other way to be without the limit than a large one.
     """
 
     worker_id: str = "gpu-0"
@@ -66,6 +68,7 @@ class WorkerSettings(SharedSettings):
     )
     attention_backend: Literal["sdpa", "flex", "flash_attn"] = "sdpa"
     step_execution: bool = False
+    watchdog: bool = True
 
     @field_validator("worker_id")
     @classmethod

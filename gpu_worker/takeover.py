@@ -8,6 +8,7 @@ sessions that have nothing in flight here, because those get an answer of their 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 
@@ -18,6 +19,8 @@ from contracts.reservation import Reservation
 from contracts.worker_link import WorkerLink
 from gpu_worker.ledger import Ledger, Verdict
 from gpu_worker.requests import Outgoing, read_request, salvage
+
+LEFT_AT_ONCE: Final = 16
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +42,7 @@ Partitions = Callable[[], Awaitable[int]]
 async def answer_left_requests(link: WorkerLink, ledger: Ledger, partitions: Partitions) -> int:
     """Answers and finishes what is pending of an earlier start; returns how many answers went out."""
     answered = 0
-    while entries := await link.requests.read_own():
+    while entries := await link.requests.read_own(LEFT_AT_ONCE):
         for delivery in entries:
             answer = await _answer_left(link, ledger, delivery)
             if answer is not None:

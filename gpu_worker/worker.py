@@ -280,9 +280,9 @@ class Worker:
         if self._name.taken:
             return
         try:
-            for delivery in await self._link.requests.read_own():
-                await self._process(delivery)
-            await self._link.requests.flush()
+            while deliveries := await self._link.requests.read_own():
+                for delivery in deliveries:
+                    await self._process(delivery)
             await self._notices.flush(NOTICE_PATIENCE_S)
         except WorldlineError as error:
             log.warning("a request in hand is left to the next start", error=error.message)

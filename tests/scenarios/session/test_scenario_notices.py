@@ -252,3 +252,35 @@ async def test_sessions_go_where_the_most_room_is_and_are_refused_where_there_is
     assert (await callers[3].refused("create", model="unknown"))["code"] == "no_capacity"
     await callers[0].ok("close")
     await callers[3].ok("create", model="scripted")
+
+
+@pytest.mark.parametrize("loading", [True, False], ids=["still loads", "serves"])
+async def test_at_chunk_0_a_session_stays_on_a_worker_that_has_restarted(
+    world: Caller, worker: ScriptedWorker, loading: bool
+) -> None:
+    # Given a new start of the session's only worker, which may still load its model
+    worker.incarnation = "the-next-start"
+    await worker.client.delete("wl:{w:w0}:info")
+    if not loading:
+        await worker.announce()
+
+    # When it announces itself
+    await tell(world, worker, "worker_lost")
+
+    # Then nothing was lost, and the session keeps its place
+    state = await world.state()
+    assert (state["status"], state["worker"]) == ("ACTIVE", "w0")
+    assert await world.client.hexists("wl:{w:w0}:sessions", "world-1")
+    await worker.announce()
+    assert (await world.ok("next_chunk"))["chunk_index"] == 0
+
+
+async def test_at_chunk_0_a_session_leaves_a_worker_that_has_restarted_with_another_model(
+    world: Caller, worker: ScriptedWorker, second: ScriptedWorker
+) -> None:
+    await worker.announce(incarnation="the-next-start", model="another")
+
+    await tell(world, worker, "worker_lost", incarnation="the-next-start")
+
+    assert (await world.state())["worker"] == "w1"
+    assert (await world.ok("next_chunk"))["chunk_index"] == 0
