@@ -107,16 +107,21 @@ class _Pass:
                     for session_id, _ in page:
                         yield session_id, index
         for partition in range(self._partitions):
-            live = keys.partition(partition).live
-            if live not in self._unreadable:
-                async for names in live_pages(self._broker, partition):
-                    for session_id in names:
-                        if partition_of(session_id, self._partitions) != partition:
-                            message = f"lists {session_id}, which belongs to another partition"
-                            self._found.append(Finding("live_left", live, message, session_id))
-                        yield session_id, live
+            async for session_id in self._live(partition):
+                yield session_id, keys.partition(partition).live
         async for mentioned in self._reserved():
             yield mentioned
+
+    async def _live(self, partition: int) -> AsyncIterator[str]:
+        key = self._broker.keys.partition(partition).live
+        if key in self._unreadable:
+            return
+        async for names in live_pages(self._broker, partition):
+            for session_id in names:
+                if partition_of(session_id, self._partitions) != partition:
+                    message = f"lists {session_id}, which belongs to another partition"
+                    self._found.append(Finding("live_left", key, message, session_id))
+                yield session_id
 
     async def _reserved(self) -> AsyncIterator[tuple[str, str]]:
         if self._broker.keys.workers in self._unreadable:
