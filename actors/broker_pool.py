@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from actors.config import ClientSettings
+from actors.streams import Cursors
 from contracts.broker import Client, blocking_client, command_client, map_exceptions
 from contracts.config import load_settings
 from contracts.errors import BrokerError, CorruptDataError, SessionError
@@ -19,6 +20,8 @@ from contracts.scripts import Scripts
 
 MAX_WAITING: Final = 1024
 """Calls that may wait for an answer at the same time; each holds a connection meanwhile."""
+
+_SESSIONS_REMEMBERED: Final = 4096
 
 CONNECT_WAIT_S: Final = 1.5
 _POLL_S: Final = 0.05
@@ -57,6 +60,9 @@ class Broker:
             self.url, block_ms=given.block_ms, max_connections=MAX_WAITING
         )
         self.scripts = Scripts(self.commands, self.keys)
+        self.answers_seen = Cursors(_SESSIONS_REMEMBERED)
+        """By session: where its answers ended when a call last read them."""
+
         self._partitions: int | None = None
         self._owned_until: dict[int, float] = {}
 

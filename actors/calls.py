@@ -1,10 +1,11 @@
 """One command and its answer, over a connection that may break at any moment.
 
-    cursor = end of `answers`     XADD inbox command     XREAD BLOCK answers cursor ... until our command id
+    XADD inbox command, XREAD BLOCK answers cursor     in one go; then more reads, until our command id comes
 
-A command that is sent twice acts once, so after a broken connection the same command id simply goes out again, unless
-its answer is remembered already. A call that is cancelled leaves nothing behind that another call could trip over: its
-connection is dropped with it, and its answer is skipped by everybody else.
+The cursor is where this process last saw the session's answers end. A command that is sent twice acts once, so after a
+broken connection the same command id simply goes out again, unless its answer is remembered already. A call that is
+cancelled leaves nothing behind that another call could trip over: its connection is dropped with it, and its answer is
+skipped by everybody else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from actors.broker_pool import Broker, NoHostError
-from actors.streams import CancelGuard, newest_id, read_after
+from actors.streams import PAGE, CancelGuard, Entry, newest_id, read_after
 from contracts.broker import BrokerFullError, map_exceptions
 from contracts.errors import BrokerError, SessionError
 from contracts.identity import partition_of
@@ -87,7 +88,8 @@ class _Call:
         self._deadline = deadline
         self._keys = broker.keys.session(command.session_id)
         self._needle = command.command_id.encode()
-        self._cursor: bytes | None = None
+        self._cursor = broker.answers_seen.get(command.session_id)
+        self._sent_before = False
 
     async def run(self) -> Answer:
         reconnection = Reconnection(self._deadline)
@@ -108,26 +110,38 @@ class _Call:
         return answer
 
     async def _send(self) -> Answer | None:
-        """Puts the command into the inbox; a second time only if it has not been answered meanwhile."""
-        commands = self._broker.commands
-        if self._cursor is None:
-            self._cursor = await newest_id(commands, self._keys.answers)
-        elif (answer := await self._remembered()) is not None:
+        """Puts the command into the inbox and reads on; a second time only if it has not been answered meanwhile."""
+        if self._sent_before and (answer := await self._remembered()) is not None:
             return answer
+        if self._cursor is None:
+            self._cursor = await newest_id(self._broker.commands, self._keys.answers)
+        self._sent_before = True
+        batch = self._broker.blocking.pipeline(transaction=False)
+        batch.xadd(self._inbox, {"command": self._command.to_json()})
+        batch.xread({self._keys.answers: self._cursor}, count=PAGE, block=self._block_ms())
         with map_exceptions(self._inbox):
-            await commands.xadd(self._inbox, {"command": self._command.to_json()})
-        return None
+            _, reply = await batch.execute()
+        return self._find(reply[0][1] if reply else [])
 
     async def _read(self) -> Answer | None:
         """The answer, if it comes before the read ends."""
-        left_ms = int((self._deadline - time.monotonic()) * 1000)
-        block_ms = max(1, min(left_ms, self._broker.settings.block_ms, _SLICE_MS))
         assert self._cursor is not None
-        entries = await read_after(self._broker.blocking, self._keys.answers, self._cursor, block_ms=block_ms)
+        key, block_ms = self._keys.answers, self._block_ms()
+        entries = await read_after(self._broker.blocking, key, self._cursor, block_ms=block_ms)
         if not entries:  # it may have been trimmed before we came to it
             return await self._remembered()
-        for entry_id, fields in entries:
-            self._cursor = entry_id
+        return self._find(entries)
+
+    def _block_ms(self) -> int:
+        left_ms = int((self._deadline - time.monotonic()) * 1000)
+        return max(1, min(left_ms, self._broker.settings.block_ms, _SLICE_MS))
+
+    def _find(self, entries: list[Entry]) -> Answer | None:
+        """Our answer among those read."""
+        if entries:
+            self._cursor = entries[-1][0]
+            self._broker.answers_seen.put(self._command.session_id, self._cursor)
+        for _, fields in entries:
             text = fields.get(b"answer", b"")
             if self._needle in text:
                 answer = Answer.from_json(text)

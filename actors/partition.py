@@ -24,6 +24,8 @@ from contracts.session_scripts import Entry, parse_entries
 
 _COUNT: Final = 256
 _BACKOFF_S: Final = 0.3
+_DONE_DELAY_S: Final = 0.01
+"""One deletion for what many ticks leave; a new owner that finds an entry meanwhile finds its outcome too."""
 
 
 class Partition:
@@ -92,6 +94,7 @@ class Partition:
                 if not self.caught_up:
                     await self._catch_up()
                 await self._dispatch(await self._entries(self._cursor, self.block_ms), found=False)
+                await asyncio.sleep(0)  # what came goes first: its actors send before the next read does
             except BrokerError as error:
                 self.log.warning("broker does not answer", error=str(error))
                 await asyncio.sleep(_BACKOFF_S)
@@ -184,6 +187,7 @@ class Partition:
 
     async def _flush(self) -> None:
         try:
+            await asyncio.sleep(_DONE_DELAY_S)
             while self._done:
                 batch, self._done = self._done[:_COUNT], self._done[_COUNT:]
                 try:

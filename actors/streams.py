@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from typing import Any, Final
 
 from contracts.broker import Client, map_exceptions
@@ -25,6 +26,28 @@ async def read_after(client: Client, key: str, cursor: bytes, *, block_ms: int) 
     with map_exceptions(key):
         reply: Any = await client.xread({key: cursor}, count=PAGE, block=block_ms)
     return reply[0][1] if reply else []
+
+
+class Cursors:
+    """How far streams have been read, for as many of them as were read last.
+
+    A cursor that is forgotten, or lies behind, costs a longer way to the next entry and no entry.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._ids: OrderedDict[str, bytes] = OrderedDict()
+
+    def get(self, name: str) -> bytes | None:
+        """The id of the last entry read, if it is remembered."""
+        return self._ids.get(name)
+
+    def put(self, name: str, entry_id: bytes) -> None:
+        """Remembers it, in place of the one that has not been used for longest."""
+        self._ids[name] = entry_id
+        self._ids.move_to_end(name)
+        if len(self._ids) > self._limit:
+            self._ids.popitem(last=False)
 
 
 class CancelGuard:
