@@ -44,6 +44,9 @@ EXIT_CODES: Final[tuple[tuple[type[WorldlineError], int], ...]] = (
 
 EngineFactory = Callable[[WorkerSettings], TickEngine]
 
+ENGINES: Final = {"vllm-omni": "gpu_worker.omni_engine:make_engine"}
+"""Engines that have a name of their own."""
+
 log = structlog.get_logger(__name__)
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -66,7 +69,7 @@ def worker(  # noqa: PLR0917 - typer calls it by name
     payload_url: Annotated[str | None, typer.Option(help="redis: or a URL such as file:///dir.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="The broker.")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="module:factory of another engine; called with the settings.")
+        str | None, typer.Option(help="vllm-omni, or module:factory of an engine; called with the settings.")
     ] = None,
 ) -> None:
     """Runs one GPU worker until SIGTERM or SIGINT. Options win over the environment (WORLDLINE_*, REDIS_URL)."""
@@ -152,8 +155,8 @@ def _device(name: str) -> str:
 
 
 def load_factory(name: str) -> EngineFactory:
-    """The function `module:factory`; ConfigurationError where there is none."""
-    module, _, attribute = name.partition(":")
+    """The function `module:factory`, or the one behind a name; ConfigurationError where there is none."""
+    module, _, attribute = ENGINES.get(name, name).partition(":")
     try:
         factory: EngineFactory = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
