@@ -176,7 +176,7 @@ def test_every_service_of_ours_outlives_a_tick_restarts_and_waits_for_the_broker
     services = _services()
     ours = {name: service for name, service in services.items() if "build" in service}
 
-    assert set(ours) == {"host", "worker"}
+    assert set(ours) == {"host", "janitor", "worker"}
     for service in ours.values():
         assert float(service["stop_grace_period"].removesuffix("s")) > limit_s
         assert service["depends_on"]["redis"]["condition"] == "service_healthy"

@@ -78,7 +78,7 @@ class Closes:
 
     async def _one(self, facts: Facts, entry: IndexEntry, now_ms: int) -> None:
         if facts.status is Status.CLOSING and facts.updated_at_ms < now_ms - self._stuck_ms:
-            await self._send(facts, entry)
+            await send_close(self._broker, await next_close(self._broker, facts))
         if facts.status is not Status.CLEANUP_FAILED:
             return
         wait_ms = round(entry[1]) - now_ms
@@ -93,16 +93,9 @@ class Closes:
         if on_time and await self._enqueue(job, max(0, wait_ms)):
             return
         if wait_ms <= 0:
-            await self._send(facts, entry)
+            await send_close(self._broker, job)
         else:
             self._recent.discard(entry)  # the queue is away: look again when it is due
-
-    async def _send(self, facts: Facts, entry: IndexEntry) -> None:
-        job = await next_close(self._broker, facts)
-        if await send_close(self._broker, job):
-            self._log.info(
-                "close sent", session_id=job.session_id, attempt=job.attempt, due_ms=round(entry[1])
-            )
 
 
 async def next_close(broker: Broker, facts: Facts) -> CloseJob:
@@ -123,7 +116,9 @@ async def next_close(broker: Broker, facts: Facts) -> CloseJob:
 async def send_close(broker: Broker, job: CloseJob) -> bool:
     """Sends the close of that life; False while no host would take it."""
     args = {"life": job.life, "reason": f"retry {job.attempt} by the janitor"}
-    return await send_command(broker, Command(Op.CLOSE, job.session_id, job.job_id, args))
+    sent = await send_command(broker, Command(Op.CLOSE, job.session_id, job.job_id, args))
+    structlog.get_logger("janitor").info("close", session_id=job.session_id, attempt=job.attempt, sent=sent)
+    return sent
 
 
 async def run_close(broker: Broker, job: CloseJob) -> str:
