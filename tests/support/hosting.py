@@ -11,6 +11,7 @@ import redis.asyncio
 
 from actors.config import HostSettings
 from actors.host import Host
+from actors.partition import Partition
 from contracts.events import ARDiffusionEventReceipt, ARDiffusionSessionEvent, parse_controls
 from contracts.identity import partition_of
 from contracts.keys import Keys
@@ -30,6 +31,60 @@ async def running_host(url: str, **settings: Any) -> AsyncIterator[Host]:
     finally:
         stop.set()
         await asyncio.wait_for(task, 20)
+
+
+@asynccontextmanager
+async def dying_host(url: str, *, dies_in: str = "", **settings: Any) -> AsyncIterator[asyncio.Event]:
+    """A host that is killed at the end: no step more, nothing handed over.
+
+    It hangs for good when it first calls the session script `dies_in`, and sets the event then.
+    """
+    host = _Doomed(HostSettings(REDIS_URL=url, **{"block_ms": 300, **settings}))  # type: ignore[call-arg]
+    await host.prepare()
+    ready, dying = asyncio.Event(), asyncio.Event()
+
+    async def hang(*_: object, **__: object) -> None:
+        dying.set()
+        await asyncio.Event().wait()
+
+    if dies_in:
+        setattr(host.services.scripts, dies_in, hang)
+    task = asyncio.create_task(host.run(asyncio.Event(), on_ready=ready.set))
+    await asyncio.wait_for(ready.wait(), 10)
+    try:
+        yield dying
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        for partition in host.ever_owned:
+            await _kill(partition)
+        await host.client.aclose()
+        await host.blocking.aclose()
+
+
+class _Doomed(Host):
+    """Knows all partitions that it ever had: one may be in the midst of being given up when the host is killed."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        super().__init__(settings)
+        self.ever_owned: list[Partition] = []
+
+    async def _claim(self, index: int) -> None:
+        await super()._claim(index)
+        if index in self.owned:
+            self.ever_owned.append(self.owned[index])
+
+
+async def _kill(partition: Partition) -> None:
+    """Cancels whatever it and its actors are in the midst of."""
+    partition._stopped = True
+    for actor in partition.actors.values():
+        actor._end()
+    tasks = [partition._reader, partition._flusher, *(actor._task for actor in partition.actors.values())]
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 class Caller:
