@@ -1,6 +1,7 @@
 """The conformance suite: sound pipelines pass it, and each fault fails the check that is made for it."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from gpu_worker.conformance.__main__ import app
 from gpu_worker.conformance.suite import CHECKS, check_names, passed
 from support.broken_pipelines import BROKEN, DividesByZeroLater, NeverCommits, Sound, Stepping
 from support.sketch_pipeline import WorldPipeline
+from support.tree import REPOSITORY
 
 torch.set_num_threads(1)
 
@@ -107,6 +109,14 @@ def test_parameters_reach_the_pipeline() -> None:
 
     assert failed(outcomes(Asks, params={"fov": 60, "images": ["a.png"]})) == []
     assert "identity" in failed(outcomes(Asks))
+
+
+def test_the_page_on_adapters_names_every_check() -> None:
+    page = (REPOSITORY / "docs" / "adapters.md").read_text(encoding="utf-8")
+    rows = page.partition("| check | asks |")[2].partition("\n\n")[0]
+    assert re.findall(r"`([a-z_]+)`", " ".join(row.split("|")[1] for row in rows.splitlines()[2:])) == list(
+        check_names()
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- the command
