@@ -13,7 +13,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from types import FrameType
 from typing import Any, Final
@@ -105,11 +105,15 @@ class _Worker(SimpleWorker):
     """Runs jobs in this process; tells us when it is told to stop."""
 
     max_connection_wait_time = 2.0
-    on_stop: Callable[[], None] | None = None
+    stop = threading.Event()
+
+    def _install_signal_handlers(self) -> None:
+        super()._install_signal_handlers()  # type: ignore[no-untyped-call]
+        if self.stop.is_set():  # the signal came before the worker could hear it
+            raise StopRequested
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        if self.on_stop is not None:
-            self.on_stop()
+        self.stop.set()
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
 
@@ -165,7 +169,7 @@ class JobRunner:
                 serializer=JSONSerializer,
                 worker_ttl=_WORKER_TTL_S,
             )
-            worker.on_stop = self._stop.set
+            worker.stop = self._stop
             worker.work(logging_level="WARNING")
         finally:
             client.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import redis.asyncio
 
 from actors.close_retry import close_command_id
 from support.broker import RealBroker
@@ -57,6 +58,62 @@ async def test_two_janitors_at_once_do_what_one_does(
     assert len(succeeded) == 1
     assert releases(worker) == 4
     await check_invariants(world.client)
+
+
+async def test_a_janitor_and_a_person_at_once_release_it_once(
+    world: Caller, worker: ScriptedWorker, janitor: Start, processes: Processes, broker: RealBroker
+) -> None:
+    await ready(janitor())
+    await tombstone(world, worker, failures=2)
+    env = {"REDIS_URL": broker.url}
+    people = [
+        processes.script("worldline", "tombstones", "retry", "--all", env=env, name=f"person-{number}")
+        for number in range(2)
+    ]
+
+    await world.until("CLOSED", 30)
+    for person in people:
+        assert await asyncio.to_thread(person.wait) in (0, 1)
+
+    succeeded = [entry for entry in await history(world) if entry["trigger"] == "cleanup_succeeded"]
+    assert len(succeeded) == 1
+    assert releases(worker) == 3, "two that failed and the one that worked"
+    await check_invariants(world.client)
+
+
+async def test_a_broker_that_is_started_anew_under_it_is_taken_up_again(
+    new_broker: Callable[..., RealBroker], janitor: Start
+) -> None:
+    own = new_broker()
+    process = await ready(janitor(REDIS_URL=own.url))
+    own.restart(kill=True)
+    async with (
+        ScriptedWorker(own.url) as worker,
+        running_host(own.url, close_retry_first_ms=50, close_retry_longest_ms=200),
+        redis.asyncio.Redis.from_url(own.url) as client,
+    ):
+        world = Caller(client)
+        await tombstone(world, worker, failures=2)
+        await world.until("CLOSED", 30)
+        assert await asyncio.to_thread(process.stop) == 0
+
+
+async def test_without_a_scheduler_the_doctor_says_so_and_closes_are_retried_all_the_same(
+    world: Caller, worker: ScriptedWorker, janitor: Start, processes: Processes, broker: RealBroker
+) -> None:
+    env = {"REDIS_URL": broker.url}
+    alone = await ready(janitor("--no-scheduler"))
+    doctor = processes.script("worldline", "doctor", env=env)
+    assert await asyncio.to_thread(doctor.wait) == 1
+    assert "fail scheduler" in doctor.stdout
+    assert "ok   janitors" in doctor.stdout
+
+    await tombstone(world, worker, failures=3)
+    await world.until("CLOSED", 30)
+    assert alone.running
+
+    await ready(janitor())
+    await eventually(lambda: scheduled(processes, env), "a scheduler", 30)
 
 
 async def test_after_the_limit_of_attempts_it_is_quiet_and_stays_visible(
@@ -222,3 +279,9 @@ async def gone(world: Caller, index: str) -> bool:
 
 def statuses(queue: redis.Redis) -> list[bytes | None]:
     return [queue.hget(key, "status") for key in queue.keys("rq:job:*")]
+
+
+async def scheduled(processes: Processes, env: dict[str, str]) -> bool:
+    doctor = processes.script("worldline", "doctor", env=env)
+    await asyncio.to_thread(doctor.wait)
+    return "ok   scheduler" in doctor.stdout
