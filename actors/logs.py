@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import Any, Final
 
 import structlog
+from structlog.dev import plain_traceback
+from structlog.tracebacks import ExceptionDictTransformer
 
 from contracts.errors import ConfigurationError
+
+# Without the values of variables: to lay those out takes a second, during which nothing else runs, and they are what
+# users said.
+_AS_DICT: Final = ExceptionDictTransformer(show_locals=False)
 
 
 def configure_logging(level: str, log_format: str) -> None:
@@ -28,8 +34,13 @@ def configure_logging(level: str, log_format: str) -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    as_text: list[Any] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    as_json: list[Any] = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    as_text: list[Any] = [
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain_traceback)
+    ]
+    as_json: list[Any] = [
+        structlog.processors.ExceptionRenderer(_AS_DICT),
+        structlog.processors.JSONRenderer(),
+    ]
     last = as_json if log_format == "json" else as_text
     structlog.configure(
         processors=[*steps, *last],

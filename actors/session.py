@@ -37,6 +37,7 @@ from contracts.session_scripts import Failure, Outcome
 
 POISON_ATTEMPTS: Final = 3
 _DOUBTS: Final = 5
+_DEFECTS: Final = 2
 _BACKOFF_S: Final = 0.2
 
 Step = Callable[[], Awaitable[None]]
@@ -96,7 +97,7 @@ class SessionActor:
         self._in_hand = ""
         self._stale = True
         self._resend = False
-        self._doubts = self._refusals = 0
+        self._doubts = self._refusals = self._defects = 0
         self._sent_at_ms = 0.0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -198,18 +199,28 @@ class SessionActor:
             await self._defect(step, error)
         else:
             if step != self._adopt:
-                self._doubts = self._refusals = 0
+                self._doubts = self._refusals = self._defects = 0
             return
         self._stale = True
 
     async def _defect(self, step: Step, error: Exception) -> None:
-        """What raised must not be met again and again: it is answered, fails its session, or is dropped."""
+        """What raised is tried once more, on the state as the broker holds it: every script compares before it writes.
+
+        It must not be met again and again: then it is answered, fails its session, or is dropped.
+        """
         self.core.log.error("step failed", step=step.__name__, exc_info=error)
+        self._defects += 1
+        if self._defects >= _DEFECTS:
+            self._defects = 0
+            await self._end_defect(step, error)
+        await asyncio.sleep(_BACKOFF_S)
+
+    async def _end_defect(self, step: Step, error: Exception) -> None:
         if not isinstance(error, WorldlineError):
             error = InternalError(plain_text(error))
         try:
             if step == self._take_command:
-                await self._refuse(self._in_hand, error)
+                await self._refuse_unless_begun(error)
             elif step == self._take_news:
                 await self._give_up(error)
             elif step == self._tick_freely:
@@ -218,7 +229,13 @@ class SessionActor:
                 await self._abandon(error)
         except Exception as again:  # noqa: BLE001 - it was logged, and the state is read again
             self.core.log.warning("no way out", error=str(again))
-        await asyncio.sleep(_BACKOFF_S)
+
+    async def _refuse_unless_begun(self, refusal: WorldlineError) -> None:
+        """A command that is in flight is answered by what comes of it."""
+        await self.core.reload()
+        flying = self.core.state.inflight if self.core.state else None
+        if flying is None or flying.command_id != self._in_hand:
+            await self._refuse(self._in_hand, refusal)
 
     async def _give_up(self, refusal: WorldlineError) -> None:
         """The news in hand can't be acted on. A request that waits for it fails, so that it does not wait for ever."""

@@ -182,7 +182,7 @@ class SessionCore:
         target = services.lifecycle.check(old, trigger)
         outcome = Outcome.STALE
         self._unsettled |= {old, target}
-        await services.store.enter(self.session_id, target)
+        score = await services.store.enter(self.session_id, target)
 
         async def persist() -> Status:
             nonlocal outcome
@@ -191,8 +191,13 @@ class SessionCore:
                 raise _Refused
             return target
 
-        with suppress(_Refused):
-            await services.lifecycle.move(old, trigger, persist)
+        try:
+            with suppress(_Refused):
+                await services.lifecycle.move(old, trigger, persist)
+        except OwnershipLostError:
+            # Nobody else knows of the entry; whoever owns the session now settles only its own.
+            await services.store.leave(self.session_id, target, score)
+            raise
         await self.reload()
         await self._settle()
         return outcome

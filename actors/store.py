@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from contracts.broker import Client, map_exceptions
+from contracts.index_scripts import IndexScripts
 from contracts.keys import Keys
 from contracts.lifecycle import Status
 from contracts.session_scripts import Entry, parse_entries
@@ -31,6 +32,7 @@ class SessionStore:
         self.client = client
         self.keys = keys
         self.batch = batch
+        self._indexes = IndexScripts(client, keys)
 
     async def load(self, session_id: str) -> SessionState | None:
         """The state hash, typed; None without a session. CorruptDataError names the field at fault."""
@@ -68,13 +70,26 @@ class SessionStore:
             seconds, micros = await self.client.time()
         return int(seconds) * 1000 + int(micros) // 1000
 
-    async def enter(self, session_id: str, status: Status) -> None:
-        """Before a transition: the session joins the index of its new status (CLOSING: the tombstones as well)."""
+    async def enter(self, session_id: str, status: Status) -> int:
+        """Before a transition: the session joins the index of its new status (CLOSING: the tombstones as well).
+
+        Returns the score, by which `leave` knows the entry again.
+        """
         now = await self.now_ms()
         with map_exceptions("sessions index"):
             if status is Status.CLOSING:
                 await self.client.zadd(self.keys.tombstones, {session_id: now})
             await self.client.zadd(self.keys.index(status), {session_id: now})
+        return now
+
+    async def leave(self, session_id: str, status: Status, score: int) -> None:
+        """After a transition that was refused: takes back what `enter` wrote, unless somebody has entered it anew."""
+        state = await self.load(session_id)
+        if state is not None and state.status is status:
+            return
+        await self._indexes.drop(self.keys.index(status), session_id, score)
+        if status is Status.CLOSING and (state is None or state.status not in ENDING):
+            await self._indexes.drop(self.keys.tombstones, session_id, score)
 
     async def settle(self, session_id: str, status: Status | None, others: Collection[Status]) -> None:
         """After a transition: of the indexes `others` it stays only in that of its status, None without a session."""

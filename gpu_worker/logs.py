@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import Any, Final
 
 import structlog
+from structlog.dev import plain_traceback
+from structlog.tracebacks import ExceptionDictTransformer
 
 from contracts.errors import ConfigurationError
+
+# Without the values of variables: to lay those out takes a second, during which nothing else runs, and they are what
+# users said.
+_AS_DICT: Final = ExceptionDictTransformer(show_locals=False)
 
 
 def configure_logging(level: str, log_format: str) -> None:
@@ -29,9 +35,9 @@ def configure_logging(level: str, log_format: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     last: list[Any] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        [structlog.processors.ExceptionRenderer(_AS_DICT), structlog.processors.JSONRenderer()]
         if log_format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain_traceback)]
     )
     structlog.configure(
         processors=[*shared, *last],
