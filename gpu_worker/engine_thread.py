@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -13,6 +12,7 @@ import structlog
 
 from contracts.errors import FAILURE_CODES, ModelError, WorldlineError
 from contracts.messages import WorkerRequest
+from gpu_worker.call_thread import CallThread
 from gpu_worker.encoding import EncodedChunk, encode_output
 from gpu_worker.engine import TickEngine
 
@@ -56,7 +56,7 @@ class EngineThread:
     def __init__(self, make: Callable[[], TickEngine], on_evict: Callable[[str], None]) -> None:
         self._make = make
         self._on_evict = on_evict
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._thread = CallThread("engine")
         self._engine: TickEngine | None = None
         self._figures_due_s = 0.0
         self.figures = EngineFigures()
@@ -117,7 +117,7 @@ class EngineThread:
 
     def shut_down(self) -> None:
         """Lets the thread go; does not wait for a call that still runs."""
-        self._executor.shutdown(wait=False)
+        self._thread.end()
 
     async def _guarded(self, function: Callable[[], T]) -> T:
         try:
@@ -133,7 +133,7 @@ class EngineThread:
     async def _call(self, function: Callable[[], T]) -> T:
         self._calls += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, function)
+            return await self._thread.call(lambda: self._run(function))
         finally:
             self._calls -= 1
 
