@@ -11,7 +11,7 @@ ARGS ?=
 JOBS ?= 2
 
 # Modules that write files from the code; with --check they only compare.
-GENERATORS := contracts.make_docs contracts.make_schemas
+GENERATORS := contracts.make_docs contracts.make_schemas tests.support.make_faults_page
 
 # The stamp holds the folder that it was made for: a .venv that was moved, copied or has lost its Python is set up anew.
 MADE_FOR := $(shell $(BIN)/python -c 'print(open("$(STAMP)").read(), end="")' 2>/dev/null)
