@@ -6,8 +6,7 @@ write would write twice; what is safe to send again is sent again by its caller,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -78,19 +77,36 @@ def redact(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
 
 
-@contextmanager
-def map_exceptions(what: str) -> Iterator[None]:
+class map_exceptions:  # noqa: N801 - reads as a verb: `with map_exceptions(key):`
     """Turns the client library's exceptions into ours; `what` names the key or the command."""
-    try:
-        yield
-    except (rx.ConnectionError, rx.TimeoutError, OSError) as error:
-        raise BrokerError(f"the broker does not answer ({what}): {error}", field="REDIS_URL") from error
-    except rx.OutOfMemoryError as error:
-        raise BrokerFullError(f"the broker is out of memory ({what})", field=what) from error
-    except rx.ReadOnlyError as error:
-        raise BrokerError(f"the broker is a read-only replica ({what})", field="REDIS_URL") from error
-    except rx.ResponseError as error:
-        raise _from_response(error, what) from error
+
+    # A class, because a generator costs more than many a command that runs in it.
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, _FOREIGN):
+            raise _translated(error, self._what) from error
+
+
+_FOREIGN: Final = (rx.ConnectionError, rx.TimeoutError, rx.ResponseError, OSError)
+
+
+def _translated(error: BaseException, what: str) -> Exception:
+    if isinstance(error, rx.OutOfMemoryError):
+        return BrokerFullError(f"the broker is out of memory ({what})", field=what)
+    if isinstance(error, rx.ReadOnlyError):
+        return BrokerError(f"the broker is a read-only replica ({what})", field="REDIS_URL")
+    if isinstance(error, rx.ResponseError):
+        return _from_response(error, what)
+    return BrokerError(f"the broker does not answer ({what}): {error}", field="REDIS_URL")
 
 
 def _from_response(error: rx.ResponseError, what: str) -> Exception:

@@ -8,7 +8,7 @@ telemetry) cost more than the exchange itself, and a tick is little else than su
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -21,6 +21,8 @@ Command = Sequence[Any]
 """Name and arguments: str, bytes, int or float."""
 
 _INCOMPLETE: Final = object()
+_BUFFER_BYTES: Final = 65_536
+
 _CONNECTS_AT_ONCE: Final = 16
 """Two hundred callers that need a connection at the same moment would make each other late."""
 
@@ -28,7 +30,7 @@ _LIBRARY_OPTIONS: Final = frozenset({"keys", "NEVER_DECODE", "EMPTY_RESPONSE"})
 """Options that the library passes on for its own layers; what reads a reply does not know them."""
 
 
-class Wire(asyncio.Protocol):
+class Wire(asyncio.BufferedProtocol):
     """One connection, which one caller at a time uses.
 
     Args:
@@ -42,7 +44,8 @@ class Wire(asyncio.Protocol):
         replies_to_errors = connection._parser.parse_error  # noqa: SLF001
         # It would close the socket when it is collected, and say that it was left open.
         connection._reader = connection._writer = None  # noqa: SLF001
-        self._parser = hiredis.Reader(replyError=replies_to_errors, notEnoughData=_INCOMPLETE)
+        self._parser: Any = hiredis.Reader(replyError=replies_to_errors, notEnoughData=_INCOMPLETE)
+        self._buffer = bytearray(_BUFFER_BYTES)
         self._timeout_s = timeout_s
         self._deadline = 0.0
         self._alarm: asyncio.TimerHandle | None = None
@@ -103,9 +106,13 @@ class Wire(asyncio.Protocol):
 
     # -- what the loop calls ------------------------------------------------------------------------------------------
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002 - the loop passes it
+        """Where what comes next is written."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Hands a reply to whoever waits; what nobody has asked for ends the connection."""
-        self._parser.feed(data)
+        self._parser.feed(self._buffer, 0, nbytes)
         while (reply := self._parser.gets()) is not _INCOMPLETE:
             if self._waiting is None or self._waiting.done():
                 self.close()
@@ -156,6 +163,7 @@ class WireClient(Redis):
         self._connecting = asyncio.Semaphore(_CONNECTS_AT_ONCE)
         self._wires: set[Wire] = set()
         self._idle: list[Wire] = []
+        self._readers: dict[str | bytes, Callable[..., Any]] = dict(self.response_callbacks)
 
     async def exchange(self, commands: Sequence[Command], *, hasty: bool = False) -> list[Any]:
         """The replies to commands that are sent in one go, as they come; see `Wire.exchange`."""
@@ -175,7 +183,7 @@ class WireClient(Redis):
 
     def shape(self, reply: Any, name: str | bytes, options: Mapping[str, Any]) -> Any:
         """A reply as the library's method of that command returns it."""
-        read = self.response_callbacks.get(name)
+        read = self._readers.get(name)
         if read is None:
             return reply
         if options:

@@ -21,21 +21,24 @@ if not record or record['request_id'] ~= ARGV[2] or record['kind'] ~= 'tick' the
   if state[2] == ARGV[2] then return { 'DUP' } end
   return { 'STALE' }
 end
-local function put(field, value)
-  if value == nil or value == cjson.null then redis.call('HDEL', KEYS[1], field)
-  else redis.call('HSET', KEYS[1], field, value) end
-end
 local now = now_ms()
 local applied = record['event_ids']
 local floor = #applied > 0 and applied[#applied] or tonumber(state[4])
 local next_index, limit = digits(tonumber(state[3]) + 1), tonumber(state[5])
 if not (floor and limit) then return redis.error_reply('ERR the state lacks event_floor or max_pending_events') end
-put('prompt', record['prompt'])
-put('controls', record['controls'])
-put('reducer_state', record['reducer_state'])
-redis.call('HSET', KEYS[1], 'event_floor', digits(floor), 'chunk_index', next_index,
-  'last_request_id', ARGV[2], 'worker_incarnation', ARGV[3], 'updated_at_ms', digits(now))
-redis.call('HDEL', KEYS[1], 'inflight')
+local present = { 'event_floor', digits(floor), 'chunk_index', next_index, 'last_request_id', ARGV[2],
+  'worker_incarnation', ARGV[3], 'updated_at_ms', digits(now) }
+local absent = { 'inflight' }
+for _, field in ipairs({ 'prompt', 'controls', 'reducer_state' }) do
+  local value = record[field]
+  if value == nil or value == cjson.null then absent[#absent + 1] = field
+  else
+    present[#present + 1] = field
+    present[#present + 1] = value
+  end
+end
+redis.call('HSET', KEYS[1], unpack(present))
+redis.call('HDEL', KEYS[1], unpack(absent))
 for _, entry in ipairs(record['entries']) do redis.call('XDEL', KEYS[2], entry) end
 
 -- Recent ids at or below the floor are kept, at most as many as events may be pending.
@@ -68,8 +71,8 @@ if ARGV[8] ~= '0' then
   local tick = { 'prompt', record['prompt'], 'controls', record['controls'] }
   if record['prompt'] == cjson.null then tick = { 'controls', record['controls'] } end
   for _, value in ipairs(chunk) do tick[#tick + 1] = value end
-  redis.call('XADD', KEYS[5], '*', unpack(tick))
-  if ARGV[8] ~= '-1' then redis.call('XTRIM', KEYS[5], 'MAXLEN', '=', ARGV[8]) end
+  if ARGV[8] == '-1' then redis.call('XADD', KEYS[5], '*', unpack(tick))
+  else redis.call('XADD', KEYS[5], 'MAXLEN', '=', ARGV[8], '*', unpack(tick)) end
 end
 if waited ~= '' then
   chunk[#chunk + 1] = 'accepted_to_applied_ms'

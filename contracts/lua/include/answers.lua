@@ -12,9 +12,8 @@ local function answered_before(answers, answered, command_id)
 end
 -- Ends a command, unless it has its answer; `answered` is trimmed together with `answers`.
 local function end_command(answers, answered, command_id, answer, cap)
-  if command_id == '' or redis.call('HEXISTS', answered, command_id) == 1 then return end
+  if command_id == '' or redis.call('HSETNX', answered, command_id, answer) == 0 then return end
   redis.call('XADD', answers, '*', 'answer', answer)
-  redis.call('HSET', answered, command_id, answer)
   local excess = redis.call('XLEN', answers) - tonumber(cap)
   if excess <= 0 then return end
   for _, entry in ipairs(redis.call('XRANGE', answers, '-', '+', 'COUNT', excess)) do

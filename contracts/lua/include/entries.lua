@@ -16,6 +16,7 @@ local function event_id_of(fields)
 end
 -- Registers accepted event ids: score = order of acceptance.
 local function register(ids, members)
+  if #members == 0 then return end
   local last = redis.call('ZREVRANGE', ids, 0, 0, 'WITHSCORES')
   local score = last[2] and tonumber(last[2]) or 0
   for _, member in ipairs(members) do
