@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 import gpu_worker
+from contracts.config import load_settings
 from contracts.errors import ConfigurationError, InvalidArgumentError, NotResidentError
 from gpu_worker import registry
+from gpu_worker.__main__ import load_installed_model
+from gpu_worker.config import WorkerSettings
 from gpu_worker.engine import ARDiffusionEngine, TickEngine, load_engine
 from gpu_worker.kv.state import ARDiffusionKVState
 from support.kv_pipeline import RecordingPipeline, make_runner, make_tick
@@ -143,6 +146,32 @@ def test_a_bad_setting_is_named(arguments: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field) as caught:
         load_engine("recording", **arguments)
     assert caught.value.field == field  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("_entry_points")
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [({"step_execution": True}, "step_execution"), ({"attention_backend": "flex"}, "attention_backend")],
+)
+def test_a_setting_that_model_or_device_cannot_follow_is_named(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigurationError, match=field) as caught:
+        load_engine("recording", available_bytes=1 << 20, **arguments)
+    assert caught.value.field == field
+
+
+def test_the_workers_settings_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLDLINE_STEP_EXECUTION", "true")
+    monkeypatch.setenv("WORLDLINE_ATTENTION_BACKEND", "sdpa")
+    settings = load_settings(WorkerSettings, device="cpu", device_memory=1 << 28)
+    engine = load_installed_model(settings)
+    assert isinstance(engine, ARDiffusionEngine)
+    options = engine._runner._options
+    assert (options.step_execution, options.attention_backend) == (True, "sdpa")
+    engine.start()
+    assert engine.execute_tick(make_tick(), params={}, seed=0).error is None
+    with pytest.raises(ConfigurationError, match="attention_backend") as caught:
+        load_settings(WorkerSettings, attention_backend="xformers")
+    assert caught.value.field == "attention_backend"
 
 
 # ---------------------------------------------------------------------------------------------------- light imports
