@@ -6,47 +6,27 @@ looked at: what the client was told, what the session is, whether each chunk was
 """
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from actors.broker_pool import Broker
-from actors.client import SessionClient
-from actors.config import ClientSettings
 from actors.fsck import check_all
 from contracts.errors import WorldlineError
-from contracts.events import ARDiffusionSessionEvent, controls_from_json
+from contracts.events import ARDiffusionSessionEvent
 from contracts.failpoints import EXIT_STATUS, Action
 from contracts.lifecycle import Status
 from contracts.state import SessionState
-from contracts.tick import ARDiffusionTickRequest
 from support.fault_table import Cell, Op
+from support.forked_stack import LEASE_MS, PATIENCE_S, WORKER_LOST_AFTER_MS, Stack, digest_of, ready, until
 from support.forker import Forker, is_stopped
-from support.noop_engine import expected_digest
 from support.processes import Process
 
 SEED = 11
-LEASE_MS = 1_000
-WORKER_LOST_AFTER_MS = 3_000
 STOPPED_S = {"host": 1.5 * LEASE_MS / 1000, "worker": 1.3 * WORKER_LOST_AFTER_MS / 1000}
 """Longer than a lease; longer than a worker may be silent."""
 
-PATIENCE_S = 30.0
-
-SETTINGS = {
-    "WORLDLINE_LEASE_MS": str(LEASE_MS),
-    "WORLDLINE_WORKER_LOST_AFTER_MS": str(WORKER_LOST_AFTER_MS),
-    "WORLDLINE_HEARTBEAT_MS": "200",
-    "WORLDLINE_BLOCK_MS": "300",
-    "WORLDLINE_RECONCILE_MS": "500",
-    "WORLDLINE_CLOSE_RETRY_FIRST_MS": "300",
-    "WORLDLINE_PARTITIONS": "1",
-    "WORLDLINE_WATCHDOG": "false",
-    "WORLDLINE_LOG_FORMAT": "json",
-}
+CELLS_AT_ONCE = 6
 
 
 @dataclass
@@ -60,9 +40,6 @@ class Result:
     def check(self, holds: bool, what: str) -> None:
         if not holds:
             self.wrong.append(what)
-
-
-CELLS_AT_ONCE = 6
 
 
 def run_cells(cells: Sequence[Cell], logs: Path, url: str) -> dict[Cell, Result]:
@@ -84,7 +61,7 @@ def run_cells(cells: Sequence[Cell], logs: Path, url: str) -> dict[Cell, Result]
 
 async def run_cell(cell: Cell, forker: Forker, url: str, number: int) -> Result:
     """Runs a cell. Whatever goes wrong stands in the result."""
-    stack = _Stack(forker, url, f"f{number}")
+    stack = Stack(forker, url, f"f{number}", WORLDLINE_PARTITIONS="1", WORLDLINE_WATCHDOG="false")
     result = Result()
     try:
         async with asyncio.timeout(2 * PATIENCE_S):
@@ -93,52 +70,16 @@ async def run_cell(cell: Cell, forker: Forker, url: str, number: int) -> Result:
         result.wrong.append(f"{type(error).__name__}: {error}")
     finally:
         await stack.end()
-    result.logs = "\n".join(process.report() for process in stack.started)
+    result.logs = stack.report()
     return result
 
 
-class _Stack:
-    """The processes and the client of one cell."""
-
-    def __init__(self, forker: Forker, url: str, prefix: str) -> None:
-        self._forker = forker
-        self._env = SETTINGS | {"REDIS_URL": url, "WORLDLINE_PREFIX": prefix}
-        self._prefix = prefix
-        self.started: list[Process] = []
-        settings = ClientSettings(redis_url=url, prefix=prefix, lease_ms=LEASE_MS, block_ms=300)  # type: ignore[call-arg]
-        self.broker = Broker(settings=settings, host_wait_s=PATIENCE_S)
-        self.session = SessionClient("world", self.broker, timeout_s=PATIENCE_S)
-
-    def host(self, name: str, armed: str = "") -> Process:
-        return self._start("worldline", "host", "--host-id", name, name=name, armed=armed)
-
-    def worker(self, armed: str = "") -> Process:
-        engine = ("--engine", "support.noop_engine:make", "--model", "noop")
-        return self._start("worldline-worker", *engine, name="worker", armed=armed)
-
-    def _start(self, *command: str, name: str, armed: str) -> Process:
-        env = self._env | {"WORLDLINE_FAILPOINTS": armed}
-        self.started.append(self._forker.start(*command, name=f"{self._prefix}-{name}", env=env))
-        return self.started[-1]
-
-    async def read(self, stream: str) -> list[dict[str, str]]:
-        """A stream of the session."""
-        entries: Any = await self.broker.commands.xrange(getattr(self.broker.keys.session("world"), stream))
-        return [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in entries]
-
-    async def end(self) -> None:
-        for process in self.started:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        await self.broker.aclose()
-
-
 class _Trial:
-    def __init__(self, cell: Cell, stack: _Stack, result: Result) -> None:
+    def __init__(self, cell: Cell, stack: Stack, result: Result) -> None:
         self.cell = cell
         self.stack = stack
         self.result = result
-        self.session = stack.session
+        self.session = stack.session("world")
 
     async def run(self) -> None:
         cell, stack = self.cell, self.stack
@@ -247,7 +188,7 @@ class _Trial:
     async def _check_streams(self) -> None:
         """Chunks follow each other, each command has one answer, each event one fate."""
         check = self.result.check
-        chunks = await self.stack.read("chunks")
+        chunks = await self.stack.read("world", "chunks")
         expected: dict[str, int] = {}
         for chunk in chunks:
             index = expected.get(chunk["life"], 0)
@@ -255,11 +196,13 @@ class _Trial:
             expected[chunk["life"]] = index + 1
         applied = [i for chunk in chunks for i in json.loads(chunk["applied_event_ids"])]
         check(applied == sorted(set(applied)), f"events applied: {applied}")
-        dropped = [int(entry["event_id"]) for entry in await self.stack.read("rejected")]
+        dropped = [int(entry["event_id"]) for entry in await self.stack.read("world", "rejected")]
         check(
             len({*applied, *dropped}) == len(applied) + len(dropped), f"applied {applied}, dropped {dropped}"
         )
-        commands = [json.loads(entry["answer"])["command_id"] for entry in await self.stack.read("answers")]
+        commands = [
+            json.loads(entry["answer"])["command_id"] for entry in await self.stack.read("world", "answers")
+        ]
         check(len(commands) == len(set(commands)), f"answers to {commands}")
 
     async def _live_on(self, state: SessionState) -> None:
@@ -272,47 +215,9 @@ class _Trial:
         index = state.chunk_index if state.status is Status.ACTIVE else 0
         chunk = await session.next_chunk()
         self.result.check(chunk.chunk_index == index, f"chunk {chunk.chunk_index} follows, not {index}")
-        await self._check_memory(chunk.life, await session.read(chunk.payload))
+        ticks = [tick for tick in await self.stack.read("world", "ticks") if tick["life"] == chunk.life]
+        # The worker's memory of this life has seen each committed tick once, and nothing else.
+        follows = digest_of(ticks, SEED) in await session.read(chunk.payload)
+        self.result.check(follows, "the chunk does not follow from the committed ticks")
         self.result.check(await session.close() is Status.CLOSED, "the session does not close")
         await until(self._inbox_empty, "the inbox is empty")
-
-    async def _check_memory(self, life: str, payload: bytes) -> None:
-        """The worker's memory of this life has seen each committed tick once, and nothing else."""
-        ticks = [
-            ARDiffusionTickRequest(
-                session_id="world",
-                request_id=tick["request_id"],
-                chunk_index=int(tick["chunk_index"]),
-                applied_event_ids=tuple(json.loads(tick["applied_event_ids"])),
-                prompt=tick.get("prompt"),
-                controls=controls_from_json(tick["controls"]),
-            )
-            for tick in await self.stack.read("ticks")
-            if tick["life"] == life
-        ]
-        digest = expected_digest(SEED, *ticks)
-        self.result.check(digest in payload, "the chunk does not follow from the committed ticks")
-
-
-async def ready(process: Process, *, or_fault: bool = False) -> None:
-    """Waits until it serves; one that is armed may meet its fault before it says so."""
-    if or_fault:
-        await until(
-            lambda: "ready " in process.stdout or "\nfailpoint " in "\n" + process.stderr,
-            f"{process} is ready",
-        )
-        return
-    await asyncio.to_thread(process.wait_for_line, "^ready ", timeout=PATIENCE_S)
-
-
-async def until(condition: Any, what: str) -> None:
-    """Waits until `condition()`, which may be a coroutine function, is true."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                holds = condition()
-                if await holds if asyncio.iscoroutine(holds) else holds:
-                    return
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"it did not come true that {what}") from None
