@@ -15,7 +15,7 @@ from contracts.state import SessionState
 from support.broker import RealBroker
 from support.hosting import Caller, dying_host, running_host
 from support.invariants import check_invariants
-from support.scripted_worker import ScriptedWorker, failing
+from support.scripted_worker import SILENCE, ScriptedWorker, failing
 
 LEASE_MS = 400
 
@@ -66,12 +66,45 @@ async def test_a_tick_in_flight_is_committed_by_the_next_host(
             worker.gate.set()
             assert again["request_id"] == worker.requests[1]["request_id"]
         answer = await world.answer_to(command)
+        if replied:  # it was read before anything was sent again
+            assert worker.kinds() == ["tick", "tick"]
 
         # Then the chunk was made once and committed once, and life goes on
         assert (answer["result"]["chunk_index"], answer["result"]["applied_event_ids"]) == (1, [1])
         assert set(worker.runs.values()) == {1}
         assert (await world.ok("next_chunk"))["chunk_index"] == 2
         assert len([a for a in await world.answers() if a["command_id"] == command]) == 1
+
+
+async def test_a_reply_to_an_earlier_delivery_is_ignored(
+    broker: RealBroker, worker: ScriptedWorker, world: Caller
+) -> None:
+    # Given a tick that was sent by one host, and again by the next
+    async with first_host(broker.url):
+        await world.ok("create", model="scripted")
+        worker.on_request = lambda request: SILENCE
+        command = await world.send("next_chunk")
+        await worker.arrived(1)
+    worker._records.clear()
+    worker.on_request = None
+    worker.gate.clear()
+    async with second_host(broker.url):
+        await worker.arrived(2)
+        first, again = worker.requests
+        assert first["request_id"] == again["request_id"]
+
+        # When the first delivery is answered after all
+        await worker.send(
+            first, error={"code": "model_error", "message": "late", "field": None, "retryable": False}
+        )
+        async with asyncio.timeout(5):
+            while any(b"reply" in fields for _, fields in await world.client.xrange(world.inbox)):
+                await asyncio.sleep(0.005)
+
+        # Then nothing comes of it: the answer to the second counts
+        assert (await world.state())["status"] == "ACTIVE"
+        worker.gate.set()
+        assert (await world.answer_to(command))["ok"]
 
 
 async def test_what_came_while_no_host_ran_is_carried_out_in_order(
@@ -363,7 +396,12 @@ async def test_an_actor_that_was_forgotten_does_not_come_back_for_its_successor(
     # Given a session that was closed and created again before the timers of its first actor are due
     async with running_host(broker.url, host_id="first", queue_limit_ms=200, execution_limit_ms=100) as host:
         await world.ok("create", model="scripted")
-        await world.ok("close")
+        worker.gate.clear()
+        close = await world.send("close")
+        await worker.arrived(1)
+        await asyncio.sleep(0.05)
+        worker.gate.set()
+        await world.answer_to(close)
         await world.ok("create", model="scripted")
         worker.gate.clear()
         command = await world.send("next_chunk")
