@@ -2,28 +2,27 @@
 
     python benchmarks/bench_kv.py [--json] [--smoke] [--rounds N] [--threads N] [--plot FILE.png]
 
-Contenders take turns, so only the ratios of one run mean something. CPU, float32, 8 heads of 64, sink of 3 frames,
+Contenders take turns and are timed by the processor time that they take, so that the ratios of one run mean something
+on a busy machine too. CPU, float32, 8 heads of 64, sink of 3 frames,
 window of 6, 3 frames a chunk.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kv_race import Row, race, ratio
 from kv_report import draw_history, machine, show
 from kv_worlds import FRAMES, ConcatenatingWorld, ForgetfulWorld, PagedWorld, PlainWorld, Tokens
-from measuring import Contender, interleave
 
 STEADY = 10
 """Chunks after which sink and window are full."""
@@ -63,34 +62,19 @@ FULL = Size(
 SMOKE = Size(rounds=2, tokens=4, short_tokens=4, history_tokens=4, history=(2, 12), late=30, book_keeping=3)
 
 
-def median_ratio(above: Contender, below: Contender) -> float:
-    """Median over the rounds of the ratio within a round."""
-    pairs = zip(above.batches_us, below.batches_us, strict=True)
-    return round(median(one / other for one, other in pairs), 4)
-
-
-def race(size: Size, rows: dict[str, Contender]) -> dict[str, Any]:
-    """Times all rows in turns; their figures by name."""
-    asyncio.run(interleave(list(rows.values()), rounds=size.rounds))
-    return {row.name: row.figures() for row in rows.values()}
-
-
 def steady_state(size: Size) -> tuple[dict[str, Any], dict[str, float]]:
     """One layer of one chunk, all of it."""
     tokens = Tokens.random(size.tokens)
     world, probed = (PagedWorld(size.tokens).move_on_to(STEADY) for _ in range(2))
     plain, concatenating = PlainWorld(size.tokens), ConcatenatingWorld(size.tokens)
-    rows = {
-        "commit": Contender("paged: a commit", partial(run, world.forward, tokens, commit=True), 1),
-        "probe": Contender("paged: a denoise pass", partial(run, probed.forward, tokens, commit=False), 1),
-        "plain": Contender("plain attention, K and V at hand", partial(run, plain.attend, tokens), 1),
-        "cat": Contender("torch.cat and slice", partial(run, concatenating.chunk, tokens), 1),
-    }
-    times = race(size, rows)
-    return times, {
-        "paged commit / plain attention": median_ratio(rows["commit"], rows["plain"]),
-        "paged denoise pass / plain attention": median_ratio(rows["probe"], rows["plain"]),
-        "paged commit / cat and slice": median_ratio(rows["commit"], rows["cat"]),
+    commit = Row("paged: a commit", partial(world.forward, tokens, commit=True))
+    probe = Row("paged: a denoise pass", partial(probed.forward, tokens, commit=False))
+    bare = Row("plain attention, K and V at hand", partial(plain.attend, tokens))
+    cat = Row("torch.cat and slice", partial(concatenating.chunk, tokens))
+    return race(size.rounds, commit, probe, bare, cat), {
+        "paged commit / plain attention": ratio(commit, bare),
+        "paged denoise pass / plain attention": ratio(probe, bare),
+        "paged commit / cat and slice": ratio(commit, cat),
     }
 
 
@@ -99,28 +83,26 @@ def made_ready(size: Size) -> tuple[dict[str, Any], dict[str, float]]:
     tokens = Tokens.random(size.tokens)
     world = PagedWorld(size.tokens, attends=False).move_on_to(STEADY)
     concatenating = ConcatenatingWorld(size.tokens, attends=False)
-    rows = {  # three chunks a batch: pages come round once
-        "paged": Contender("K and V made ready: paged", partial(run, world.forward, tokens, commit=True), 3),
-        "cat": Contender(
-            "K and V made ready: torch.cat and slice", partial(run, concatenating.chunk, tokens), 3
-        ),
-    }
-    times = race(replace(size, rounds=3 * size.rounds), rows)
-    return times, {"K and V made ready, paged / cat and slice": median_ratio(rows["paged"], rows["cat"])}
+    # Three chunks a sample: pages come round once.
+    paged = Row("K and V made ready: paged", partial(world.forward, tokens, commit=True), 3)
+    cat = Row("K and V made ready: torch.cat and slice", partial(concatenating.chunk, tokens), 3)
+    times = race(3 * size.rounds, paged, cat)
+    return times, {"K and V made ready, paged / cat and slice": ratio(paged, cat)}
 
 
 def early_and_late(size: Size) -> tuple[dict[str, Any], dict[str, float]]:
     """Chunks early and late in a session."""
     tokens = Tokens.random(size.short_tokens)
-    rows = {}
-    for chunk in (STEADY, size.late):
-        world = PagedWorld(size.short_tokens).move_on_to(chunk)
-        rows[str(chunk)] = Contender(
-            f"paged: from chunk {chunk:,} on", partial(run, world.forward, tokens, commit=True), 3
+    early, late = (
+        Row(
+            f"paged: from chunk {chunk:,} on",
+            partial(PagedWorld(size.short_tokens).move_on_to(chunk).forward, tokens, commit=True),
+            3,
         )
-    times = race(replace(size, rounds=2 * size.rounds), rows)
-    name = f"chunk {size.late:,} / chunk {STEADY}"
-    return times, {name: median_ratio(rows[str(size.late)], rows[str(STEADY)])}
+        for chunk in (STEADY, size.late)
+    )
+    times = race(2 * size.rounds, early, late)
+    return times, {f"chunk {size.late:,} / chunk {STEADY}": ratio(late, early)}
 
 
 def history(size: Size) -> dict[str, float]:
@@ -129,12 +111,10 @@ def history(size: Size) -> dict[str, float]:
     for chunks in size.history:
         world = PagedWorld(size.history_tokens).move_on_to(chunks - 1)
         tokens, forgetful = Tokens.random(size.history_tokens), ForgetfulWorld(size.history_tokens, chunks)
-        rows = {
-            "paged": Contender("paged", partial(run, world.forward, tokens, commit=True), 3),
-            "forgetful": Contender("recomputed", partial(run, forgetful.run_all), 1),
-        }
-        race(size, rows)
-        found[str(chunks)] = median_ratio(rows["forgetful"], rows["paged"])
+        paged = Row("paged", partial(world.forward, tokens, commit=True), 3)
+        recomputed = Row("recomputed", forgetful.run_all)
+        race(size.rounds, paged, recomputed)
+        found[str(chunks)] = ratio(recomputed, paged)
     return found
 
 
@@ -154,14 +134,10 @@ def book_keeping(size: Size) -> tuple[dict[str, Any], dict[str, float], dict[str
     """Prepare, commit and evict of a chunk, by layers and by length of the session; and what it allocates."""
     few, many, late = PagedWorld(16), PagedWorld(16, layers=80), PagedWorld(16)
     few.move_on_to(STEADY), many.move_on_to(STEADY), late.move_on_to(size.late)
-    rows = {
-        "few": Contender("book-keeping: 1 layer, chunk 10", few.book_keeping, size.book_keeping),
-        "many": Contender("book-keeping: 80 layers, chunk 10", many.book_keeping, size.book_keeping),
-        "late": Contender(
-            f"book-keeping: 1 layer, chunk {size.late:,}", late.book_keeping, size.book_keeping
-        ),
-    }
-    times = race(replace(size, rounds=3 * size.rounds), rows)
+    one = Row("book-keeping: 1 layer, chunk 10", few.book_keeping, size.book_keeping)
+    eighty = Row("book-keeping: 80 layers, chunk 10", many.book_keeping, size.book_keeping)
+    old = Row(f"book-keeping: 1 layer, chunk {size.late:,}", late.book_keeping, size.book_keeping)
+    times = race(3 * size.rounds, one, eighty, old)
     with CountingOperators() as counting:
         for _ in range(100):
             many.book_keeping()
@@ -170,15 +146,10 @@ def book_keeping(size: Size) -> tuple[dict[str, Any], dict[str, float], dict[str
         many.book_keeping()
     kept = sys.getallocatedblocks() - blocks
     ratios = {
-        "book-keeping, 80 layers / 1": median_ratio(rows["many"], rows["few"]),
-        f"book-keeping, chunk {size.late:,} / 10": median_ratio(rows["late"], rows["few"]),
+        "book-keeping, 80 layers / 1": ratio(eighty, one),
+        f"book-keeping, chunk {size.late:,} / 10": ratio(old, one),
     }
     return times, ratios, {"torch_operators": counting.count, "python_blocks_kept": max(0, kept)}
-
-
-def run(function: Any, *arguments: Any, **options: Any) -> None:
-    """Calls it and drops what it returns: a result would be awaited."""
-    function(*arguments, **options)
 
 
 def measure(size: Size) -> dict[str, Any]:
@@ -210,8 +181,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--smoke", action="store_true", help="the smallest possible run: shows that it works")
-    parser.add_argument("--rounds", type=int, help="interleaved batches of each contender")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch; more are noisier")
+    parser.add_argument("--rounds", type=int, help="samples of each contender")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--plot", type=Path, help="write what recomputing costs as a picture")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

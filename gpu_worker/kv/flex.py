@@ -48,14 +48,14 @@ class FlexBackend:
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
         out = self._attention(
-            q.transpose(1, 2),
-            k_pages.flatten(0, 1).unsqueeze(0).to(q.dtype).transpose(1, 2),
-            v_pages.flatten(0, 1).unsqueeze(0).to(q.dtype).transpose(1, 2),
+            q.to(k_pages.dtype).transpose(1, 2),
+            k_pages.flatten(0, 1).unsqueeze(0).transpose(1, 2),
+            v_pages.flatten(0, 1).unsqueeze(0).transpose(1, 2),
             block_mask=self._mask(metadata, q.shape[1], len(k_pages), q.device),
             enable_gqa=q.shape[2] != k_pages.shape[2],
         )
         transposed: torch.Tensor = out.transpose(1, 2)
-        return transposed
+        return transposed.to(q.dtype)
 
     def _mask(self, metadata: PagedMetadata, queries: int, pages: int, device: torch.device) -> BlockMask:
         if self._last is None or self._last[0] is not metadata or self._last[1] != queries:
