@@ -21,10 +21,13 @@ from actors.streams import PAGE, CancelGuard, Entry, newest_id, read_after
 from contracts.broker import BrokerFullError, map_exceptions
 from contracts.errors import BrokerError, SessionError
 from contracts.identity import partition_of
-from contracts.messages import Answer, Command
+from contracts.messages import Answer, Command, Op
+from contracts.worker_scripts import WorkerScripts
 
 RECONNECT_S: Final = 30.0
 """How long a call or a watch keeps trying to reach a broker that went away."""
+
+_ENDS: Final = frozenset({Op.CLOSE, Op.DISCONNECT})
 
 _SLICE_MS: Final = 1_000
 """How long one read blocks: a call looks up by itself that often."""
@@ -116,6 +119,10 @@ class _Call:
         if self._cursor is None:
             self._cursor = await newest_id(self._broker.commands, self._keys.answers)
         self._sent_before = True
+        if self._command.op in _ENDS:  # a broker that is out of memory must still let sessions end
+            scripts = WorkerScripts(self._broker.commands, self._broker.keys)
+            await scripts.add_to_inbox(self._inbox, "command", self._command.to_json())
+            return None
         batch = self._broker.blocking.pipeline(transaction=False)
         batch.xadd(self._inbox, {"command": self._command.to_json()})
         batch.xread({self._keys.answers: self._cursor}, count=PAGE, block=self._block_ms())

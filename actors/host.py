@@ -18,6 +18,7 @@ from actors.store import SessionStore
 from actors.watch_workers import WorkerWatch
 from contracts.broker import Client, blocking_client, command_client, map_exceptions
 from contracts.errors import BrokerError, ConfigurationError, CorruptDataError
+from contracts.index_scripts import IndexScripts
 from contracts.keys import SCHEMA_VERSION
 from contracts.partition_scripts import PartitionScripts
 from contracts.session_scripts import Limits, SessionScripts
@@ -47,6 +48,7 @@ class Host:
         self.partitions = settings.partitions
         self.leases = PartitionScripts(self.client, self.keys)
         self.services = self._services()
+        self._indexes = IndexScripts(self.client, self.keys)
         self._renewed_ms: dict[int, float] = {}
         self._connected_ms = monotonic_ms()
         self._watch: WorkerWatch | None = None
@@ -156,7 +158,7 @@ class Host:
         now = await self.services.store.now_ms()
         hosts = self.keys.hosts
         with map_exceptions(hosts):
-            await self.client.zadd(hosts, {self.settings.host_id: now})
+            await self._indexes.add(hosts, self.settings.host_id, now)
             await self.client.zremrangebyscore(hosts, "-inf", now - _STALE_LEASES * self.settings.lease_ms)
             alive = await self.client.zcount(hosts, now - self.settings.lease_ms, "+inf")
         return math.ceil(self.partitions / max(1, alive))

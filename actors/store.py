@@ -76,10 +76,9 @@ class SessionStore:
         Returns the score, by which `leave` knows the entry again.
         """
         now = await self.now_ms()
-        with map_exceptions("sessions index"):
-            if status is Status.CLOSING:
-                await self.client.zadd(self.keys.tombstones, {session_id: now})
-            await self.client.zadd(self.keys.index(status), {session_id: now})
+        if status is Status.CLOSING:
+            await self._indexes.add(self.keys.tombstones, session_id, now)
+        await self._indexes.add(self.keys.index(status), session_id, now)
         return now
 
     async def leave(self, session_id: str, status: Status, score: int) -> None:
@@ -102,5 +101,4 @@ class SessionStore:
 
     async def retry_due(self, session_id: str, due_ms: int) -> None:
         """When the next close of a tombstone is due (broker time)."""
-        with map_exceptions("tombstones"):
-            await self.client.zadd(self.keys.tombstones, {session_id: due_ms})
+        await self._indexes.add(self.keys.tombstones, session_id, due_ms)

@@ -60,7 +60,10 @@ class WorkerScripts(ScriptRunner):
         return int(values[0]) if outcome == "BUSY" else None
 
     async def add_to_inbox(self, inbox: str, field: str, text: str) -> None:
-        """Adds a reply or a notice, also while the broker is out of memory. A second copy does no harm."""
+        """Adds a reply, a notice, or a command that ends a session, also while the broker is out of memory.
+
+        A second copy does no harm.
+        """
         await self.run("worker_reply", (inbox,), (field, text))
 
     async def reserve(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from actors.broker_pool import Broker
-from contracts.broker import map_exceptions
 from contracts.messages import Command
+from contracts.worker_scripts import WorkerScripts
 
 
 async def send_command(broker: Broker, command: Command) -> bool:
@@ -15,6 +15,6 @@ async def send_command(broker: Broker, command: Command) -> bool:
     if not await broker.is_owned(command.session_id):
         return False
     inbox = await broker.inbox(command.session_id)
-    with map_exceptions(inbox):
-        await broker.commands.xadd(inbox, {"command": command.to_json()})
+    scripts = WorkerScripts(broker.commands, broker.keys)
+    await scripts.add_to_inbox(inbox, "command", command.to_json())
     return True

@@ -1,6 +1,6 @@
--- Adds a reply or a notice of a worker to an inbox, also on a broker that is out of memory, so that sessions can end.
+-- Adds a reply, a notice or a close to an inbox, also on a broker that is out of memory, so that sessions can end.
 -- KEYS: 1 inbox
--- ARGV: 1 field ('reply' or 'notice'), 2 JSON
+-- ARGV: 1 field ('reply', 'notice' or 'command'), 2 JSON
 -- Returns: {ADDED, entry id}
 -- include: types
 local wrong = wrong_type({ 'stream' })

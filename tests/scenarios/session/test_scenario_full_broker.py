@@ -1,0 +1,71 @@
+"""A broker that is out of memory takes nothing new in, and still lets sessions end."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actors.broker_pool import Broker
+from actors.client import SessionClient
+from contracts.broker import BrokerFullError
+from contracts.events import ARDiffusionSessionEvent
+from contracts.lifecycle import Status
+from support.broker import RealBroker
+from support.hosting import running_host
+from support.invariants import check_invariants
+from support.scripted_worker import ScriptedWorker, failing, session_of
+
+ADD = "redis.call('XDEL', KEYS[1], '0-1') return redis.call('XADD', KEYS[1], '*', 'reply', ARGV[1])"
+
+
+class FrugalWorker(ScriptedWorker):
+    """Replies on a full broker as well, as workers do: a script that has written may write on."""
+
+    async def send(self, request: dict[str, str], **parts: Any) -> None:
+        names = ("request_id", "life")
+        reply = {name: request[name] for name in names} | {
+            "session_id": session_of(request),
+            "fence": int(request["fence"]),
+            "incarnation": self.incarnation,
+        }
+        await self.client.eval(ADD, 1, request["reply_to"], json.dumps(reply | parts))
+
+
+@pytest.mark.parametrize("state", ["ACTIVE", "FAILED", "CLEANUP_FAILED"])
+async def test_a_session_closes_on_a_broker_that_is_out_of_memory(
+    new_broker: Callable[..., RealBroker], state: str
+) -> None:
+    # Given sessions on a broker that runs out of memory
+    server = new_broker()
+    async with (
+        FrugalWorker(server.url) as worker,
+        running_host(server.url, lease_ms=1_000),
+        Broker(server.url) as pool,
+    ):
+        session = SessionClient("world-1", pool, timeout_s=10)
+        await session.create(model="scripted")
+        await session.next_chunk()
+        await session.accept_event(ARDiffusionSessionEvent(1, "pending"))
+        if state == "FAILED":
+            worker.on_request = failing(times=1)
+            with pytest.raises(RuntimeError):
+                await session.next_chunk()
+        if state == "CLEANUP_FAILED":
+            worker.on_request = failing(kind="release", times=1)
+            with pytest.raises(RuntimeError):
+                await session.close()
+        with server.client() as plain:
+            plain.config_set("maxmemory", "1mb")
+
+            # Then nothing new comes in
+            with pytest.raises(BrokerFullError):
+                await SessionClient("world-2", pool, timeout_s=10).create(model="scripted")
+            with pytest.raises((BrokerFullError, RuntimeError)):
+                await session.accept_event(ARDiffusionSessionEvent(2, "one more"))
+
+            # And what is there ends
+            assert await session.close() is Status.CLOSED
+            plain.config_set("maxmemory", "0")
+        await SessionClient("world-2", pool, timeout_s=10).create(model="scripted")
+        await check_invariants(worker.client)
