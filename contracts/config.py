@@ -50,6 +50,7 @@ WORKER_NAMES: Final = frozenset(
         "ATTENTION_BACKEND",
         "STEP_EXECUTION",
         "WATCHDOG",
+        "LINGBOT_ACTION_ROOT",
     }
 )
 """Variables that only `gpu_worker/config.py` reads, without their prefix."""

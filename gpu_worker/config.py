@@ -50,8 +50,11 @@ class WorkerSettings(SharedSettings):
         scratch_blocks_per_branch: lower bound of scratch pages; None for the derived number.
         attention_backend: how layers attend to their pages: `sdpa`, `flex` or `flash_attn`.
         step_execution: run ticks through the model's step functions, one denoise step after the other.
+        omni_setup: for `--engine vllm-omni`: `module:function`, called as `function(engine, settings)`, that says how
+            ticks are put to the engine.
         watchdog: a process beside the worker ends it when a request takes longer than `execution_limit_ms`; False
             where something else sees to that. There is no other way to be without the limit than a large one.
+        lingbot_action_root: the folder beneath which requests may name trajectory directories; None allows none.
     """
 
     worker_id: str = "gpu-0"
@@ -68,7 +71,9 @@ class WorkerSettings(SharedSettings):
     )
     attention_backend: Literal["sdpa", "flex", "flash_attn"] = "sdpa"
     step_execution: bool = False
+    omni_setup: str | None = None
     watchdog: bool = True
+    lingbot_action_root: Annotated[str, Field(min_length=1)] | None = None
 
     @field_validator("worker_id")
     @classmethod

@@ -59,6 +59,7 @@ def test_memory_is_given_with_a_unit(text: str, size: int, monkeypatch: pytest.M
         ("WORLDLINE_PAYLOAD_URL", "nowhere"),
         ("WORLDLINE_RECONCILE_MS", "0"),
         ("WORLDLINE_HEARTBEAT_MS", "-1"),
+        ("WORLDLINE_LINGBOT_ACTION_ROOT", ""),
     ],
 )
 def test_a_wrong_setting_is_named(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +67,12 @@ def test_a_wrong_setting_is_named(variable: str, value: str, monkeypatch: pytest
     with pytest.raises(ConfigurationError) as caught:
         load_settings(WorkerSettings)
     assert caught.value.field == variable.removeprefix("WORLDLINE_").lower()
+
+
+def test_trajectories_come_from_no_folder_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(WorkerSettings).lingbot_action_root is None
+    monkeypatch.setenv("WORLDLINE_LINGBOT_ACTION_ROOT", "trajectories")
+    assert load_settings(WorkerSettings).lingbot_action_root == "trajectories"
 
 
 def test_the_published_name_of_the_scratch_setting_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
