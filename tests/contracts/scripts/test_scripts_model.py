@@ -27,7 +27,7 @@ from contracts.messages import InFlight, Kind
 from contracts.scripts import ScriptRunner
 from contracts.session_scripts import Limits, Outcome, Rejection, parse_entries
 from contracts.state import CommittedChunk, SessionState
-from support.script_world import Snapshot, World, snapshot
+from support.script_world import Call, Snapshot, World, snapshot
 
 STEADY = settings(deadline=None, derandomize=True, database=None)
 NUMBERS = st.integers(0, 14)
@@ -103,16 +103,30 @@ class SessionModel(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         self.run(self._read())
+        if self.world.calls[-1].name == "reject_events":
+            self.the_last_call_is_repeated()
 
     @rule(command_id=st.none() | COMMANDS, meanwhile=st.lists(NUMBERS, max_size=3), fewer=st.booleans())
     def begin_tick(self, command_id: str | None, meanwhile: list[int], fewer: bool) -> None:
-        self.run(self._begin_tick(command_id, meanwhile, fewer))
+        self.run(self._begin_tick(command_id, meanwhile, fewer, strict=True))
+
+    @rule(events=st.lists(NUMBERS, min_size=1, max_size=2), meanwhile=NUMBERS)
+    @precondition(lambda self: self.status is Status.ACTIVE and self.flying is None)
+    def a_whole_chunk(self, events: list[int], meanwhile: int) -> None:
+        for number in events:
+            self.run(self._accept(number))
+        self.run(self._begin_tick(None, [meanwhile], fewer=False, strict=False))
+        self.run(self._look())
+        self.commit()
 
     @rule()
     @precondition(lambda self: self.flying is not None)
     def commit(self) -> None:
         expected = Outcome.COMMITTED if self.flying and self.flying.kind is Kind.TICK else Outcome.STALE
+        taken = set(self.flying.entries) if self.flying else set()
         assert self.run(self.world.commit(ticks_kept=2)).outcome is expected
+        if expected is Outcome.COMMITTED:
+            assert taken.isdisjoint(self.run(self.world.entries()).values())
 
     @rule(
         trigger=st.sampled_from([Trigger.TICK_FAILED, Trigger.EVICTED, Trigger.RESET_FAILED]),
@@ -192,7 +206,21 @@ class SessionModel(RuleBasedStateMachine):
         name = self.world.calls[-1].name
         assert changed <= ({self.world.k.state} if name == "adopt" else {self.world.k.answers})
 
+    @rule()
+    @precondition(lambda self: self.flying is not None and self.flying.command_id is not None)
+    def refuse_what_is_in_flight(self) -> None:
+        assert self.flying is not None
+        self.refuse(self.flying.command_id or "")
+
     @rule(back=st.integers(1, 12))
+    def an_owner_that_lost_the_session_calls(self, back: int) -> None:
+        call = self.world.calls[max(-back, -len(self.world.calls))]
+        if call.name != "accept_event":
+            old = Call(call.name, call.keys, (self.world.epoch - 1, *call.args[1:]))
+            before, after = self.run(self._send(old))
+            assert after == before
+
+    @rule(back=st.integers(1, 3) | st.integers(1, 12))
     def a_call_arrives_late(self, back: int) -> None:
         """Of an owner that lost the session: nothing changes. Of the present one: what is promised holds."""
         at = max(-back, -len(self.world.calls))
@@ -318,7 +346,9 @@ class SessionModel(RuleBasedStateMachine):
             assert await self.world.scripts.reject_events(state, refused) == len(refused)
         return sorted(held)
 
-    async def _begin_tick(self, command_id: str | None, meanwhile: list[int], fewer: bool) -> None:
+    async def _begin_tick(
+        self, command_id: str | None, meanwhile: list[int], fewer: bool, strict: bool
+    ) -> None:
         """Snapshot, then what comes meanwhile, then begin; after three tries without any event."""
         world, state = self.world, await self.world.state()
         for tries in range(4):
@@ -328,7 +358,7 @@ class SessionModel(RuleBasedStateMachine):
             for number in meanwhile[tries : tries + 1]:
                 await self._accept(number)
             outcome, newer = await world.scripts.begin_tick(
-                state, record, request, "gpu-0", cursor=cursor, strict=tries == 0
+                state, record, request, "gpu-0", cursor=cursor, strict=strict and tries == 0
             )
             assert bool(newer) is (outcome is Outcome.NEWER)
             if outcome is not Outcome.NEWER:
@@ -344,19 +374,19 @@ class SessionModel(RuleBasedStateMachine):
         )
 
     def _replay(self, at: int) -> tuple[Snapshot, Snapshot]:
-        async def work() -> tuple[Snapshot, Snapshot]:
-            call = self.world.calls[at]
-            before = await snapshot(self.world.client)
-            try:
-                await ScriptRunner(self.world.client, self.world.keys).run(call.name, call.keys, call.args)
-            except WorldlineError as error:
-                raise AssertionError(f"{call.name} raised {error}") from error
-            return before, await snapshot(self.world.client)
-
-        before, after = self.run(work())
+        before, after = self.run(self._send(self.world.calls[at]))
         if self.world.calls[at].name == "accept_event":
             self.run(self._learn())
         return before, after
+
+    async def _send(self, call: Call) -> tuple[Snapshot, Snapshot]:
+        """Everything before and after a call."""
+        before = await snapshot(self.world.client)
+        try:
+            await ScriptRunner(self.world.client, self.world.keys).run(call.name, call.keys, call.args)
+        except WorldlineError as error:
+            raise AssertionError(f"{call.name} raised {error}") from error
+        return before, await snapshot(self.world.client)
 
     async def _learn(self) -> None:
         """An event whose call came late may have been accepted now."""
@@ -369,5 +399,5 @@ class SessionModel(RuleBasedStateMachine):
 
 def test_any_sequence_of_calls_keeps_what_is_promised_of_a_session() -> None:
     run_state_machine_as_test(
-        SessionModel, settings=settings(STEADY, max_examples=25, stateful_step_count=30)
+        SessionModel, settings=settings(STEADY, max_examples=50, stateful_step_count=30)
     )
