@@ -146,4 +146,4 @@ class QueueModel(RuleBasedStateMachine):
 
 
 def test_any_sequence_of_entries_ticks_and_takeovers_leaves_the_queue_as_plain_lists_say() -> None:
-    run_state_machine_as_test(QueueModel, settings=settings(STEADY, max_examples=300, stateful_step_count=25))
+    run_state_machine_as_test(QueueModel, settings=settings(STEADY, max_examples=100, stateful_step_count=25))

@@ -399,5 +399,5 @@ class SessionModel(RuleBasedStateMachine):
 
 def test_any_sequence_of_calls_keeps_what_is_promised_of_a_session() -> None:
     run_state_machine_as_test(
-        SessionModel, settings=settings(STEADY, max_examples=50, stateful_step_count=30)
+        SessionModel, settings=settings(STEADY, max_examples=40, stateful_step_count=25)
     )
