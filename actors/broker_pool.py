@@ -93,6 +93,11 @@ class Broker:
     ) -> None:
         await self.aclose()
 
+    @property
+    def was_reached(self) -> bool:
+        """Whether the broker has answered before."""
+        return self._partitions is not None
+
     async def partitions(self) -> int | None:
         """How many partitions there are, or None before the first host has started."""
         if self._partitions is None:

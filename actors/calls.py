@@ -78,9 +78,22 @@ class Reconnection:
 
 async def call(broker: Broker, command: Command, timeout_s: float) -> dict[str, Any]:
     """Sends a command and returns its result, or raises the error that it was answered with."""
-    inbox = await broker.inbox(command.session_id)
-    answer = await _Call(broker, command, inbox, time.monotonic() + timeout_s).run()
+    deadline = time.monotonic() + timeout_s
+    inbox = await _find_inbox(broker, command.session_id, deadline)
+    answer = await _Call(broker, command, inbox, deadline).run()
     return answer.unwrap()
+
+
+async def _find_inbox(broker: Broker, session_id: str, deadline: float) -> str:
+    """The inbox, borne with a broker that was there before; one that never was is said at once."""
+    reconnection = Reconnection(deadline)
+    while True:
+        try:
+            return await broker.inbox(session_id)
+        except BrokerError as error:
+            if not broker.was_reached:
+                raise
+            await reconnection.failed(error)
 
 
 class _Call:

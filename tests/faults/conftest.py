@@ -1,10 +1,20 @@
-"""Runs the cells of the fault matrix that a module asks for, side by side."""
+"""Runs the cells of the fault matrix that a module asks for, side by side; starts processes quickly."""
+
+from collections.abc import Iterator
 
 import pytest
 
 from support.broker import RealBroker
 from support.fault_cell import Result, run_cells
 from support.fault_table import Cell
+from support.forker import Forker
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    """Starts real processes in no time."""
+    with Forker(tmp_path_factory.mktemp("forked")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -36,12 +35,11 @@ WORKERS = ("gpu-0", "gpu-1")
 
 
 @pytest.fixture
-async def stack(broker: RealBroker, tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(broker: RealBroker, forker: Forker) -> AsyncIterator[Stack]:
     """Two hosts and two workers that anybody may kill."""
-    with Forker(tmp_path) as forker:
-        running = Stack(forker, broker.url, "kills", WORLDLINE_WATCHDOG="false")
-        yield running
-        await running.end()
+    running = Stack(forker, broker.url, "kills", WORLDLINE_WATCHDOG="false")
+    yield running
+    await running.end()
 
 
 class Crowd:

@@ -61,6 +61,9 @@ class Stack:
         command = ("--engine", "support.noop_engine:make", "--model", "noop", "--id", name)
         return self._start("worldline-worker", *command, name=name, armed=armed, env=env)
 
+    def janitor(self) -> Process:
+        return self._start("worldline", "janitor", name="janitor", armed="", env={})
+
     def _start(self, *command: str, name: str, armed: str, env: dict[str, str]) -> Process:
         env = self._env | {"WORLDLINE_FAILPOINTS": armed} | env
         self.started.append(self._forker.start(*command, name=f"{self.prefix}-{name}", env=env))

@@ -171,6 +171,20 @@ async def test_a_lost_reply_to_the_command_sends_the_same_id_and_acts_once(
     assert set(answerer.carried_out.values()) == {1}
 
 
+async def test_a_broker_that_is_away_when_the_lease_is_looked_at_is_borne_with(
+    answerer: Answerer, relay: Relay
+) -> None:
+    async with Broker(relay.url) as pool:
+        session = SessionClient("world-1", pool)
+        await session.next_chunk()
+        pool._owned_until.clear()
+        lost = relay.drop_reply(b"lease")
+
+        assert (await session.next_chunk()).chunk_index >= 0
+
+    assert lost.happened
+
+
 async def test_an_answer_that_is_lost_on_the_way_is_found_again(answerer: Answerer, relay: Relay) -> None:
     async with Broker(relay.url) as pool:
         session = SessionClient("world-1", pool)
