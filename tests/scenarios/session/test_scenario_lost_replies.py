@@ -19,9 +19,9 @@ SCRIPTS = {
     # script: how often a whole life calls it at least
     "create": 2, "adopt": 1, "begin_tick": 4, "commit": 3, "fail": 1, "begin_reset": 1, "finish_reset": 1,
     "begin_close": 3, "finish_close": 2, "fail_close": 1, "end_inflight": 2, "set_pace": 2, "answer": 2,
-    "reject_events": 1, "inbox_done": 4, "live_set": 2, "lease_claim": 8, "worker_reserve": 3, "worker_unreserve": 3,
+    "reject_events": 1, "inbox_done": 4, "live_set": 2, "lease_claim": 8, "worker_reserve": 3, "worker_unreserve": 3, "index_add": 6,
 }  # fmt: skip
-COMMANDS = {"ZADD": 6, "ZREM": 3, "HGETALL": 8, "XRANGE": 3, "ZRANGE": 2, "XREAD": 6}
+COMMANDS = {"ZREM": 3, "HGETALL": 8, "XRANGE": 3, "ZRANGE": 2, "XREAD": 6}
 
 
 async def whole_life(world: Caller, worker: ScriptedWorker) -> list[Any]:
