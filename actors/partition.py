@@ -15,6 +15,7 @@ import structlog
 from actors.inbox import read_entry, sender_of
 from actors.session import SessionActor
 from actors.session_core import Finish, Services, SessionCore
+from contracts import failpoints
 from contracts.broker import Client, map_exceptions
 from contracts.errors import BrokerError, InvalidArgumentError, OwnershipLostError, WorldlineError
 from contracts.identity import partition_of
@@ -191,16 +192,24 @@ class Partition:
             while self._done:
                 batch, self._done = self._done[:_COUNT], self._done[_COUNT:]
                 try:
+                    failpoints.hit("host.entry.before")
                     await self.services.partitions.inbox_done(self.index, self.epoch, batch)
+                    failpoints.hit("host.entry.after")
                 except BrokerError:
-                    self._done = batch + self._done
-                    if self._stopped:
-                        return  # the next owner finds them, and that they are done
-                    await asyncio.sleep(_BACKOFF_S)
+                    await self._delete_later(batch)
                 except OwnershipLostError:
                     self.lost()
                     return
                 except WorldlineError:
                     self.log.exception("inbox entries can't be deleted")
+                except Exception:
+                    self.log.exception("inbox entries were not deleted")
+                    await self._delete_later(batch)
         finally:
             self._flusher = None
+
+    async def _delete_later(self, batch: list[str]) -> None:
+        """Puts entries back; after the end the next owner finds them, and that they are done."""
+        if not self._stopped:
+            self._done = batch + self._done
+            await asyncio.sleep(_BACKOFF_S)
