@@ -1,5 +1,7 @@
 """What a session costs: the figures of the shipped geometry, and the formulas at other sizes."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -164,3 +166,11 @@ def test_settings_change_the_spec() -> None:
 
     assert spec.session_capacity == 5
     assert spec.model_owned_state_bytes_per_session == 2 * 7_965_984_000
+
+
+def test_planning_brings_in_no_torch() -> None:
+    program = "import sys, gpu_worker.models.lingbot_world.spec; print('torch' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
