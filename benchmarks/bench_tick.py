@@ -21,6 +21,7 @@ from actors.broker_pool import Broker
 from actors.client import SessionClient
 from actors.config import ClientSettings
 from chains import four_hops, ping_pong
+from contracts import event_loop
 from counting import broker_calls, per_tick, relays
 from machines import describe
 from measuring import Contender, interleave, ratio
@@ -86,13 +87,11 @@ async def compare(url: str, size: Size) -> dict[str, Any]:
         client = await stack.enter_async_context(session(url, "tick"))
         tick = Contender("worldline tick", tick_of(client), size.ticks)
         rows = {"tick": tick}
-        for kind, title in (("ours", "worldline's connections"), ("plain", "redis.asyncio as it comes")):
+        for kind in ("redis.asyncio", "wires"):
             chain = await stack.enter_async_context(four_hops(url, kind))
             pong = await stack.enter_async_context(ping_pong(url, kind))
-            rows[f"chain {kind}"] = Contender(f"bare four-hop chain, {title}", chain.go_round, size.ticks)
-            rows[f"pong {kind}"] = Contender(
-                f"ping-pong of two processes, {title}", pong.go_round, size.ticks
-            )
+            rows[f"chain {kind}"] = Contender(f"bare four-hop chain, {kind}", chain.go_round, size.ticks)
+            rows[f"pong {kind}"] = Contender(f"two-process ping-pong, {kind}", pong.go_round, size.ticks)
         for kind, batch in (("simple", size.ticks), ("forking", size.forked)):
             queue = stack.enter_context(jobs(url, kind))
             rows[f"rq {kind}"] = Contender(f"rq job, {kind} worker", queue.run_one, batch)
@@ -100,9 +99,9 @@ async def compare(url: str, size: Size) -> dict[str, Any]:
     return {
         "times": {row.name: row.figures() for row in rows.values()},
         "ratios": {
-            "tick / bare chain": ratio(tick, rows["chain ours"]),
-            "tick / bare chain, library as it comes": ratio(tick, rows["chain plain"]),
-            "tick / ping-pong": ratio(tick, rows["pong ours"]),
+            "tick / bare chain": ratio(tick, rows["chain redis.asyncio"]),
+            "tick / bare chain over wires": ratio(tick, rows["chain wires"]),
+            "tick / ping-pong": ratio(tick, rows["pong redis.asyncio"]),
             "rq simple / tick": ratio(rows["rq simple"], tick),
             "rq forking / tick": ratio(rows["rq forking"], tick),
         },
@@ -184,7 +183,7 @@ def main() -> None:
     size = SMOKE if options.smoke else FULL
     if options.rounds:
         size = Size(**{**vars(size), "rounds": options.rounds})
-    report = asyncio.run(run(size))
+    report = event_loop.run(run(size))
     print(json.dumps(report, indent=2)) if options.json else show(report)
 
 

@@ -5,12 +5,11 @@
 
 Each hop is one XADD here and one blocking XREAD that returns there. Run as a program this is one such process:
 `python chains.py URL KIND SOURCE [FIELD=STREAM=NEW]...` reads SOURCE, and what comes in FIELD goes to STREAM as NEW.
-KIND says whose connections it uses, see `CLIENTS`.
+KIND says what carries the commands, see `CLIENTS`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import sys
@@ -19,22 +18,23 @@ from typing import Any
 
 import redis.asyncio
 
+from contracts import event_loop
 from contracts.broker import blocking_client, command_client
 from stacks import FOLDER, environment, process
 
 BLOCK_MS = 2_000
 
 
-def _ours(url: str) -> tuple[Any, Any]:
+def _wires(url: str) -> tuple[Any, Any]:
     return command_client(url), blocking_client(url, block_ms=BLOCK_MS)
 
 
-def _plain(url: str) -> tuple[Any, Any]:
+def _library(url: str) -> tuple[Any, Any]:
     return redis.asyncio.Redis.from_url(url), redis.asyncio.Redis.from_url(url)
 
 
-CLIENTS: dict[str, Callable[[str], tuple[Any, Any]]] = {"ours": _ours, "plain": _plain}
-"""A client for commands and one for blocking reads: as worldline makes them, or as the library comes."""
+CLIENTS: dict[str, Callable[[str], tuple[Any, Any]]] = {"redis.asyncio": _library, "wires": _wires}
+"""A client for commands and one for blocking reads: as the library makes them, or as worldline does."""
 
 
 class Reader:
@@ -112,7 +112,7 @@ def _forwarder(url: str, kind: str, source: str, *routes: str) -> contextlib.Abs
 def main() -> None:
     url, kind, source, *routes = sys.argv[1:]
     split = (route.split("=") for route in routes)
-    asyncio.run(forward(url, kind, source, {name.encode(): (stream, new) for name, stream, new in split}))
+    event_loop.run(forward(url, kind, source, {name.encode(): (stream, new) for name, stream, new in split}))
 
 
 if __name__ == "__main__":

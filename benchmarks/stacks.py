@@ -20,7 +20,7 @@ START_S = 30.0
 def environment(**settings: str) -> dict[str, str]:
     """This environment without any worldline setting, with `settings`, and with the engine of the tests in reach."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WORLDLINE_") and k != "REDIS_URL"}
-    paths = os.pathsep.join(map(str, (FOLDER, REPOSITORY, REPOSITORY / "tests")))
+    paths = os.pathsep.join([str(FOLDER), str(REPOSITORY), str(REPOSITORY / "tests"), *sys.path[1:]])
     return kept | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | settings
 
 

@@ -14,7 +14,9 @@ def show(report: dict[str, Any]) -> None:
     machine = report["machine"]
     libraries = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())
     console.print(f"{machine['cpu']}, {machine['cores']} cores (load {machine['load']}), {machine['system']}")
-    console.print(f"Python {machine['python']}, {machine['broker']} (append-only: {machine['append_only']})")
+    console.print(
+        f"Python {machine['python']} on {machine['event_loop']}, {machine['broker']} (append-only: {machine['append_only']})"
+    )
     console.print(libraries)
     console.print(
         f"{report['rounds']} interleaved rounds, {report['operations_a_batch']} operations a batch\n"

@@ -26,6 +26,7 @@ from contracts.errors import (
     KVStateError,
     WorldlineError,
 )
+from contracts.event_loop import run
 from gpu_worker.config import WorkerSettings
 from gpu_worker.engine import TickEngine, load_engine
 from gpu_worker.guard import guarded
@@ -91,7 +92,7 @@ def worker(  # noqa: PLR0917 - typer calls it by name
         factory = load_installed_model if engine is None else load_factory(engine)
     except ConfigurationError as error:
         raise typer.Exit(explain(error)) from None
-    raise typer.Exit(asyncio.run(serve(settings, factory)))
+    raise typer.Exit(run(serve(settings, factory)))
 
 
 async def serve(settings: WorkerSettings, factory: EngineFactory) -> int:

@@ -12,6 +12,7 @@ from actors.config import HostSettings
 from actors.logs import configure_logging
 from contracts import failpoints
 from contracts.config import load_settings
+from contracts.event_loop import run
 
 
 def host(
@@ -24,7 +25,7 @@ def host(
     settings = load_settings(HostSettings, host_id=host_id)
     configure_logging(settings.log_level, settings.log_format)
     failpoints.arm(settings.failpoints)
-    asyncio.run(_run(settings))
+    run(_run(settings))
 
 
 async def _run(settings: HostSettings) -> None:

@@ -11,7 +11,7 @@ from support.tree import REPOSITORY
 
 RATIOS = {
     "tick / bare chain",
-    "tick / bare chain, library as it comes",
+    "tick / bare chain over wires",
     "tick / ping-pong",
     "rq simple / tick",
     "rq forking / tick",
