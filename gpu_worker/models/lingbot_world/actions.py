@@ -42,7 +42,7 @@ def identity() -> Array:
     return np.eye(4)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CameraState:
     """Where the camera stands between two chunks.
 

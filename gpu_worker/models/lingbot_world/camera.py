@@ -38,7 +38,7 @@ LIVE_SCALE: Final = STEP
 """What live key presses divide translations by, so that one step is one whatever else the chunk does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CameraTail:
     """What a session's camera leaves behind a chunk. A new session has the default.
 

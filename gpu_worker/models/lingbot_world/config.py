@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from contracts.errors import ConfigurationError, InvalidTypeError
+from contracts.errors import ConfigurationError, InvalidArgumentError, InvalidTypeError
 
 CLASS_NAME: Final = "CausalLingBotWorldTransformer3DModel"
 
@@ -112,3 +112,12 @@ def _drift(name: str, found: object, expected: object) -> ConfigurationError:
     return ConfigurationError(
         f"the transformer's {name} must be {expected!r}, the checkpoint says {found!r:.80}", field=name
     )
+
+
+def check_degree(degree: int, config: LingBotTransformerConfig, block_tokens: int) -> None:
+    """InvalidArgumentError unless `degree` workers can share the heads and the tokens of a block equally."""
+    for name, count in (("heads", config.num_attention_heads), ("tokens of a block", block_tokens)):
+        if count % degree:
+            raise InvalidArgumentError(
+                f"ulysses_degree {degree} does not divide the {count} {name}", field="ulysses_degree"
+            )

@@ -38,7 +38,13 @@ def parse_npy(data: bytes, field: str) -> NDArray[Any]:
     payload = memoryview(data)[start + length :]
     if len(data) < start + length or len(payload) != math.prod(shape) * dtype.itemsize:
         raise _refused(field, "does not have the size that its header says")
-    return np.frombuffer(payload, dtype=dtype).reshape(shape, order="F" if fortran_order else "C")
+    try:
+        return np.frombuffer(payload, dtype=dtype).reshape(shape, order="F" if fortran_order else "C")
+    except (
+        ValueError,
+        OverflowError,
+    ):  # more dimensions than arrays have, or beside a zero one that no array has
+        raise _refused(field, "has an impossible shape") from None
 
 
 def _parse_header(raw: bytes, field: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:

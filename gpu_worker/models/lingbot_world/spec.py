@@ -17,7 +17,7 @@ from contracts.kv_spec import (
     ARDiffusionKVBranchSpec,
     ARDiffusionKVCacheSpec,
 )
-from gpu_worker.models.lingbot_world.config import LingBotTransformerConfig
+from gpu_worker.models.lingbot_world.config import LingBotTransformerConfig, check_degree
 from gpu_worker.models.lingbot_world.resolution import check_resolution
 
 BRANCH: Final = "main"
@@ -153,12 +153,7 @@ def lingbot_kv_spec(
     """
     model = LingBotTransformerConfig() if transformer is None else transformer
     frame_tokens = tokens_per_frame(height, width, model)
-    if model.num_attention_heads % degree or model.num_frames_per_block * frame_tokens % degree:
-        raise InvalidArgumentError(
-            f"ulysses_degree {degree} divides not both {model.num_attention_heads} heads and "
-            f"{model.num_frames_per_block * frame_tokens} tokens of a chunk",
-            field="ulysses_degree",
-        )
+    check_degree(degree, model, model.num_frames_per_block * frame_tokens)
     return ARDiffusionKVCacheSpec(
         num_layers=model.num_layers,
         num_kv_heads=model.num_attention_heads // degree,

@@ -20,7 +20,7 @@ MAX_FRAMES: Final = 4096
 _NEARLY_PARALLEL: Final = 0.9995
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CameraPath:
     """A trajectory, checked.
 

@@ -6,6 +6,7 @@ projected once a prompt by `text_kv`. The past is whatever the KV handles keep.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from gpu_worker.models.lingbot_world.checks import (
     check_start_frame,
     expand_timestep,
 )
-from gpu_worker.models.lingbot_world.config import LingBotTransformerConfig
+from gpu_worker.models.lingbot_world.config import LingBotTransformerConfig, check_degree
 from gpu_worker.models.lingbot_world.rope import Rotary, rotary
 
 
@@ -31,7 +32,7 @@ class UnknownWeightError(ConfigurationError, KeyError):
     """Raised for a weight whose name the model does not have."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ChunkInputs:
     """What the forwards of one chunk share.
 
@@ -184,11 +185,14 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         shape = check_block(
             "camera", camera, config.camera_channels, config, device=self.device, dtype=self.dtype
         )
+        grid = shape.grid(config.patch_size)
+        if self.parallel is not None:
+            check_degree(self.parallel.degree, config, math.prod(grid))
         tokens = self._mine(self.patch_embedding_wancamctrl(patchify(camera, config.patch_size)), 1)
         tokens = tokens + self.c2ws_hidden_states_layer2(F.silu(self.c2ws_hidden_states_layer1(tokens)))
         cos, sin = rotary(
             start_frame,
-            *shape.grid(config.patch_size),
+            *grid,
             config.attention_head_dim,
             device=self.device,
             dtype=self.dtype,

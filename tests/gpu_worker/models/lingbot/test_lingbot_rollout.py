@@ -1,5 +1,6 @@
 """The past: the contiguous reference by exact values, and paged KV against it over the rolling window."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from contracts.errors import InvalidArgumentError, KVStateError
 from gpu_worker.kv.state import ARDiffusionKVState
 from gpu_worker.models.lingbot_world.contiguous import ContiguousKV
 from gpu_worker.models.lingbot_world.passes import ContiguousFlow, PagedFlow, publish_prompt, rollout
+from gpu_worker.models.lingbot_world.resolution import latent_frames
 from gpu_worker.models.lingbot_world.sampler import DMDBlock, FlowModel
 from gpu_worker.models.lingbot_world.schedule import DMDSchedule
 from gpu_worker.models.lingbot_world.spec import BRANCH, TEXT
@@ -51,7 +53,9 @@ def paged(model: CausalLingBotWorldTransformer3DModel, state: ARDiffusionKVState
     return lambda chunk: PagedFlow(model, state, chunk)
 
 
-def clip(model: CausalLingBotWorldTransformer3DModel, flow_of: FlowOf, frames: int = FRAMES) -> torch.Tensor:
+def clip(
+    model: CausalLingBotWorldTransformer3DModel, flow_of: FlowOf, frames: int = FRAMES, **options: Any
+) -> torch.Tensor:
     return rollout(
         model,
         flow_of,
@@ -59,6 +63,7 @@ def clip(model: CausalLingBotWorldTransformer3DModel, flow_of: FlowOf, frames: i
         condition=random_condition(frames),
         schedule=SCHEDULE,
         generator=seeded(),
+        **options,
     )
 
 
@@ -172,6 +177,43 @@ def test_paged_equals_contiguous_over_the_rolling_window() -> None:
     torch.testing.assert_close(found, clip(model, contiguous(model)), atol=1e-5, rtol=1e-5)
     assert state.adapter(BRANCH).absolute_frames == FRAMES
     assert len(state.adapter(BRANCH).table) == 18
+
+
+def test_reusing_the_last_step_keeps_the_last_probe_paged_and_contiguous_alike() -> None:
+    model, state = tiny_model(), make_state(tiny_spec())
+
+    found = clip(model, paged(model, state), 12, reuse_last_step_kv=True)
+
+    expected = clip(model, contiguous(model), 12, reuse_last_step_kv=True)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert state.adapter(BRANCH).absolute_frames == 12
+    assert not torch.allclose(found[:, :, 3:], clip(model, contiguous(model), 12)[:, :, 3:], atol=1e-3)
+
+
+def test_129_pixel_frames_are_33_latent_frames_and_55_passes() -> None:
+    model, state = tiny_model(), make_state(tiny_spec())
+    flow_of = paged(model, state)
+    calls: list[tuple[int, float, bool]] = []
+
+    def recording(chunk: ChunkInputs) -> FlowModel:
+        flow = flow_of(chunk)
+
+        def call(model_input: torch.Tensor, timestep: float, *, update_cache: bool) -> torch.Tensor:
+            calls.append((chunk.start_frame, timestep, update_cache))
+            return flow(model_input, timestep, update_cache=update_cache)
+
+        return call
+
+    found = clip(model, recording, latent_frames(129))
+
+    assert found.shape == (1, 16, 33, 4, 6)
+    assert found.isfinite().all()
+    assert len(calls) == 55
+    for block in range(11):
+        five = calls[5 * block : 5 * block + 5]
+        assert [start for start, _, _ in five] == [3 * block] * 5
+        assert [timestep for _, timestep, _ in five] == [*SCHEDULE.timesteps, 0.0]
+        assert [update for _, _, update in five] == [False] * 4 + [True]
 
 
 def test_the_window_makes_a_difference_once_it_rolls() -> None:
@@ -317,6 +359,14 @@ def test_two_ranks_of_one_sequence_equal_one() -> None:
     for found, chunk_bytes in on_ranks(2, work):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert chunk_bytes == tiny_model().prepare_chunk(random_camera(), 0).camera_bytes // 2
+
+
+def test_ranks_that_cannot_share_equally_are_refused() -> None:
+    model = tiny_model(parallel=ThreadRank(0, [torch.empty(0)] * 4, threading.Barrier(4)))
+
+    with pytest.raises(InvalidArgumentError, match="2 heads") as caught:
+        model.prepare_chunk(random_camera(), 0)
+    assert caught.value.field == "ulysses_degree"
 
 
 # ---------------------------------------------------------------------------------------------------- compiled

@@ -107,6 +107,21 @@ def test_noise_is_drawn_once_to_begin_with_and_three_times_after() -> None:
     assert torch.equal(following, torch.randn(3, generator=reference))
 
 
+def test_a_generator_restored_from_its_state_draws_on_as_if_it_had_never_stopped() -> None:
+    def model(model_input: torch.Tensor, timestep: float, *, update_cache: bool) -> torch.Tensor:
+        return model_input[:, :16].tanh()
+
+    continuous = seeded(17)
+    first, second = (DMDBlock(model, CONDITION, DMDSchedule.of(), continuous).run() for _ in range(2))
+
+    once = seeded(17)
+    assert torch.equal(DMDBlock(model, CONDITION, DMDSchedule.of(), once).run(), first)
+    again = seeded(99)
+    again.set_state(once.get_state())
+    assert torch.equal(DMDBlock(model, CONDITION, DMDSchedule.of(), again).run(), second)
+    assert not torch.equal(first, second)
+
+
 def test_the_input_is_noise_mask_and_image_in_the_model_s_type() -> None:
     flow = RecordingFlow()
     condition = CONDITION.bfloat16()

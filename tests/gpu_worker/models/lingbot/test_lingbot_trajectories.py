@@ -4,11 +4,14 @@ import io
 import math
 import pickle
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contracts.errors import ConfigurationError, InvalidArgumentError
 from contracts.lingbot import CameraTrajectory
@@ -99,6 +102,8 @@ def test_numbers_of_either_format_order_and_endianness_are_read(
         with_header("{'descr': '<f4', 'fortran_order': False, 'shape': 1}", b"\0" * 4),
         with_header("{'descr': '<f4', 'fortran_order': False}"),
         with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (0,), 'more': 1}"),
+        with_header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(1,) * 100}}}", b"\0" * 4),
+        with_header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': (0, {10**30})}}"),
         with_header("__import__('os')"),
         with_header("'\\d'"),
         with_header("(" * 5000),
@@ -111,6 +116,30 @@ def test_anything_else_is_refused_by_the_file_s_name(data: bytes) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         parse_npy(data, "poses.npy")
     assert caught.value.field == "poses.npy"
+
+
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 4, 4), }"
+
+
+@given(
+    at=st.integers(0, len(HEADER)),
+    cut=st.integers(0, 12),
+    put=st.text(st.characters(max_codepoint=255), max_size=12),
+    payload=st.integers(0, 160),
+)
+def test_a_damaged_file_is_read_or_refused_and_nothing_else(
+    at: int, cut: int, put: str, payload: int
+) -> None:
+    data = with_header(HEADER[:at] + put + HEADER[at + cut :], b"\0" * payload)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of odd literals, which are refused all the same
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            found = parse_npy(data, "poses.npy")
+        except InvalidArgumentError:
+            return
+    assert found.nbytes == payload
 
 
 def test_a_header_may_have_ten_thousand_bytes_and_no_more() -> None:
