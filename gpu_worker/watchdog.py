@@ -113,6 +113,8 @@ class Watchdog:
         self._assignment = assignment
         self._kill = kill
         self._patience = Patience(assignment)
+        self._overdue: str | None = None
+        self._tried = False
         self._client = command_client(assignment.url, timeout_s=COMMAND_TIMEOUT_S)
         self._scripts = WatchdogScripts(self._client, Keys(assignment.prefix))
 
@@ -129,10 +131,12 @@ class Watchdog:
 
     async def _look(self) -> bool:
         try:
-            seen = await self._scripts.in_hand(self._assignment.worker_id)
-            return (
-                self._patience.overdue(seen) and seen.entry_id is not None and await self._end(seen.entry_id)
-            )
+            if self._overdue is None:
+                seen = await self._scripts.in_hand(self._assignment.worker_id)
+                if not self._patience.overdue(seen):
+                    return False
+                self._overdue = seen.entry_id
+            return self._overdue is not None and await self._end(self._overdue)
         except BrokerError:
             self._patience.blind()
         except WorldlineError as error:
@@ -143,9 +147,12 @@ class Watchdog:
         """Answers what is in hand and kills the worker; False if it has just answered by itself."""
         worker_id, incarnation = self._assignment.worker_id, self._assignment.incarnation
         answer = self._answer(await self._scripts.entry(worker_id, entry_id))
+        tried, self._tried = self._tried, True
         outcome = await self._scripts.time_out(worker_id, incarnation, entry_id, answer)
-        if outcome is TimeOut.ANSWERED:
+        if outcome is TimeOut.ANSWERED and not tried:
+            self._overdue, self._tried = None, False
             return False
+        # Answered at the second try it was by the first, of which nothing was heard.
         log.error("a request took too long, the worker is killed", worker=worker_id, entry_id=entry_id)
         self._kill()
         return True
