@@ -47,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 		}; \
 	fi; \
 	rm -f $(STAMP); \
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,worker,dev]' \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,worker,lingbot,dev]' \
 		| { grep -v 'already satisfied' || true; }; \
 	printf '%s' '$(CURDIR)' > $(STAMP)
 
