@@ -123,8 +123,7 @@ def _read(file: int, field: str, max_bytes: int) -> bytes:
             f"{field} has {found.st_size} bytes, the limit is {max_bytes}", field=field
         )
     data = bytearray()
-    # One byte more than expected is asked for, so that growth shows.
-    while len(data) <= found.st_size and (piece := os.read(file, found.st_size + 1 - len(data))):
+    while len(data) < found.st_size and (piece := os.read(file, found.st_size - len(data))):
         data += piece
     if len(data) != found.st_size or os.fstat(file).st_size != found.st_size:
         raise InvalidArgumentError(f"{field} changed while it was read", field=field)

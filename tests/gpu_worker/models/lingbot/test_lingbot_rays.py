@@ -89,6 +89,15 @@ def test_float32_rays_are_as_good_as_float32_can_be() -> None:
     np.testing.assert_allclose(found.numpy(), pluecker(path.poses, path.intrinsics, 16, 16), atol=1e-6)
 
 
+def test_directions_have_unit_length_whatever_the_rotation_was() -> None:
+    poses = np.tile(np.eye(4), (2, 1, 1))
+    poses[1, :3, :3] *= 3
+
+    rays = pluecker_rays(CameraPath(poses, np.full((2, 4), 400.0)), 4, 8)
+
+    torch.testing.assert_close(rays[:, 3:].norm(dim=1), torch.ones(2, 4, 8))
+
+
 def test_lower_precision_is_a_cast_at_the_end() -> None:
     exact = pluecker_rays(walking(), 8, 8)
 
