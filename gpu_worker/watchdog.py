@@ -5,7 +5,8 @@ its own, at what the worker has in hand. Past the execution limit it answers tha
 worker's stead, kills the worker and ends; whoever supervises the worker starts it again. A reset or release that hangs
 is left to that next start, for which it has come true.
 
-It is started by the worker, which writes the `Assignment` to its standard input, and ends with the worker.
+It is started by the worker, which writes the `Assignment` to its standard input, and ends with the worker. A worker
+that is process 1 of a container can't be killed from inside: give the container an init process.
 """
 
 from __future__ import annotations
