@@ -9,7 +9,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from contracts.broker import redact
+from contracts.broker import check_url, redact
 from contracts.config import Milliseconds, SharedSettings
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -86,6 +86,13 @@ class JanitorSettings(ClientSettings):
     @classmethod
     def _legal_name(cls, value: str) -> str:
         return _checked_name(value, "a janitor id")
+
+    @field_validator("jobs_url")
+    @classmethod
+    def _legal_url(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            check_url(value.get_secret_value(), "WORLDLINE_JOBS_URL")
+        return value
 
     @property
     def jobs_broker_url(self) -> str:

@@ -6,9 +6,9 @@ write would write twice; what is safe to send again is sent again by its caller,
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import redis.exceptions as rx
 from redis.asyncio import ConnectionPool, Redis
@@ -33,6 +33,7 @@ _SHAPE_OPTIONS: Final = (
     "retry_on_timeout",
     "max_connections",
 )
+_PASSWORD_OPTION: Final = re.compile(r"([?&]password=)[^&#]*")
 
 
 class BrokerFullError(BrokerError):
@@ -52,10 +53,7 @@ def blocking_client(url: str, *, block_ms: int, max_connections: int = 64) -> Cl
 
 
 def _client(url: str, timeout_s: float, max_connections: int) -> Client:
-    try:
-        options: dict[str, Any] = dict(parse_url(url))
-    except ValueError as error:
-        raise ConfigurationError(f"REDIS_URL: {error}", field="REDIS_URL") from None
+    options = check_url(url, "REDIS_URL")
     for name in _SHAPE_OPTIONS:
         options.pop(name, None)
     pool = ConnectionPool(
@@ -68,13 +66,24 @@ def _client(url: str, timeout_s: float, max_connections: int) -> Client:
     return WireClient(pool, timeout_s=timeout_s, max_connections=max_connections)
 
 
+def check_url(url: str, field: str) -> dict[str, Any]:
+    """The client's options in a broker's URL; ConfigurationError names `field` and never shows the URL."""
+    try:
+        return dict(parse_url(url))
+    except ValueError as error:
+        text = str(error)
+        if "Port" in text:  # it shows what stands there, which is a piece of a password that holds a slash
+            text = "the port is no number from 0 to 65535; in a password write / as %2F, ? as %3F, # as %23"
+        raise ConfigurationError(f"{field}: {text}", field=field) from None
+
+
 def redact(url: str) -> str:
-    """The URL with its password hidden, for logs and messages."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+    """The URL with its password hidden, for logs and messages; also of a URL that makes no sense."""
+    scheme, separator, rest = url.partition("://")
+    login, at, place = rest.rpartition("@")
+    user, colon, _password = login.partition(":")
+    shown = f"{scheme}{separator}{user}:***@{place}" if at and colon else url
+    return _PASSWORD_OPTION.sub(r"\1***", shown)
 
 
 class map_exceptions:  # noqa: N801 - reads as a verb: `with map_exceptions(key):`
@@ -96,7 +105,7 @@ class map_exceptions:  # noqa: N801 - reads as a verb: `with map_exceptions(key)
             raise _translated(error, self._what) from error
 
 
-_FOREIGN: Final = (rx.ConnectionError, rx.TimeoutError, rx.ResponseError, OSError)
+_FOREIGN: Final = (rx.ConnectionError, rx.TimeoutError, rx.ResponseError, rx.InvalidResponse, OSError)
 
 
 def _translated(error: BaseException, what: str) -> Exception:
@@ -106,6 +115,10 @@ def _translated(error: BaseException, what: str) -> Exception:
         return BrokerError(f"the broker is a read-only replica ({what})", field="REDIS_URL")
     if isinstance(error, rx.ResponseError):
         return _from_response(error, what)
+    if isinstance(error, rx.InvalidResponse):
+        return BrokerError(f"what answers is no Redis or Valkey ({what}): {error}", field="REDIS_URL")
+    if isinstance(error, rx.AuthenticationError):
+        return BrokerError(f"the broker refuses the login ({what}): {error}", field="REDIS_URL")
     return BrokerError(f"the broker does not answer ({what}): {error}", field="REDIS_URL")
 
 
