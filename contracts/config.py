@@ -132,7 +132,13 @@ def load_settings(cls: type[S], **overrides: object) -> S:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"])) or "settings"
-        raise ConfigurationError(f"{name}: {first['msg']}", field=name) from None
+        raise ConfigurationError(f"{_variable(name)}: {first['msg']}", field=name) from None
+
+
+def _variable(name: str) -> str:
+    """The variable that a setting is read from: what somebody who gets it wrong has to look for."""
+    known = name == "settings" or name.isupper()
+    return name if known else ENV_PREFIX + name.upper()
 
 
 def _reject_unknown(cls: type[SharedSettings]) -> None:
