@@ -26,7 +26,9 @@ local taken = {}
 for _, id in ipairs(record['event_ids']) do taken[#taken + 1] = digits(id) end
 local newer = redis.call('XRANGE', KEYS[2], '(' .. ARGV[5], '+', 'COUNT', ARGV[7])
 if #newer > 0 then
-  if ARGV[6] == 'strict' or #newer == tonumber(ARGV[7]) then return { 'NEWER', newer } end
+  -- A full batch may hide more; a tick without events makes nothing stale, so no flood can keep it from beginning.
+  local hidden = #newer == tonumber(ARGV[7]) and #taken > 0
+  if ARGV[6] == 'strict' or hidden then return { 'NEWER', newer } end
   local floor = tonumber(state[3])
   local new_floor = #taken > 0 and tonumber(taken[#taken]) or floor
   local seen = {}

@@ -133,6 +133,17 @@ async def test_in_floor_mode_a_tick_without_events_is_stopped_by_nothing(world: 
     assert (await world.begin([], cursor="0-0", strict=False))[0] is Outcome.BEGUN
 
 
+async def test_a_flood_of_events_does_not_keep_a_tick_without_events_from_beginning(
+    broker_client: redis.asyncio.Redis,
+) -> None:
+    world = World(broker_client, limits=Limits(batch=2))
+    await world.create(max_pending_events=9)
+    for event_id in (1, 2, 3):
+        await world.accept(event_id)
+
+    assert (await world.begin([], cursor="0-0", strict=False))[0] is Outcome.BEGUN
+
+
 async def test_a_batch_that_is_full_may_hide_more_and_stops_it_in_both_modes(
     broker_client: redis.asyncio.Redis,
 ) -> None:
