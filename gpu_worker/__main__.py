@@ -55,6 +55,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def worker(  # noqa: PLR0917 - typer calls it by name
     model: Annotated[str | None, typer.Option(help="Entry point name of the model.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Directory of the model's checkpoint.")] = None,
     worker_id: Annotated[
         str | None, typer.Option("--id", help="Name of this worker; one process a name.")
     ] = None,
@@ -76,6 +77,7 @@ def worker(  # noqa: PLR0917 - typer calls it by name
     """Runs one GPU worker until SIGTERM or SIGINT. Options win over the environment (WORLDLINE_*, REDIS_URL)."""
     overrides = {
         "model": model,
+        "checkpoint": checkpoint,
         "worker_id": worker_id,
         "device": device,
         "dtype": dtype,
@@ -144,6 +146,7 @@ def load_installed_model(settings: WorkerSettings) -> TickEngine:
         scratch_blocks_per_branch=settings.scratch_blocks_per_branch,
         attention_backend=settings.attention_backend,
         step_execution=settings.step_execution,
+        pipeline_config=settings.pipeline_config,
     )
 
 

@@ -54,7 +54,11 @@ class WorkerSettings(SharedSettings):
             ticks are put to the engine.
         watchdog: a process beside the worker ends it when a request takes longer than `execution_limit_ms`; False
             where something else sees to that. There is no other way to be without the limit than a large one.
-        lingbot_action_root: the folder beneath which requests may name trajectory directories; None allows none.
+        checkpoint: the local directory of a model that has one.
+        ar_diffusion_height, ar_diffusion_width: size of every session's pictures, in pixels, of a model that has a
+            choice; None leaves it to the model.
+        lingbot_action_root: the folder beneath which requests may name trajectory directories and images; None allows
+            none.
     """
 
     worker_id: str = "gpu-0"
@@ -73,6 +77,9 @@ class WorkerSettings(SharedSettings):
     step_execution: bool = False
     omni_setup: str | None = None
     watchdog: bool = True
+    checkpoint: Annotated[str, Field(min_length=1)] | None = None
+    ar_diffusion_height: Positive | None = None
+    ar_diffusion_width: Positive | None = None
     lingbot_action_root: Annotated[str, Field(min_length=1)] | None = None
 
     @field_validator("worker_id")
@@ -103,6 +110,16 @@ class WorkerSettings(SharedSettings):
             return check_payload_base(value)
         except ConfigurationError as error:
             raise ValueError(error.message) from None
+
+    @property
+    def pipeline_config(self) -> dict[str, object]:
+        """What the pipeline gets to see: the settings of a checkpoint's model that are set."""
+        names = ["checkpoint", "ar_diffusion_height", "ar_diffusion_width"]
+        if self.checkpoint is not None:
+            # This one may be set for all workers of a machine, whatever they serve.
+            names.append("lingbot_action_root")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def name_ttl_ms(self) -> int:

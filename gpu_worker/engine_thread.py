@@ -87,16 +87,19 @@ class EngineThread:
         self._engine = await self._call(start)
         await self.refresh_figures()
 
-    async def tick(self, request: WorkerRequest) -> EncodedChunk:
-        """Generates the chunk of a tick and encodes it; raises an error that a reply can carry."""
+    async def tick(self, request: WorkerRequest, params: Mapping[str, object]) -> EncodedChunk:
+        """Generates the chunk of a tick and encodes it; raises an error that a reply can carry.
+
+        Args:
+            request: carries the tick.
+            params: the session's creation parameters, with bytes in place of the images that were URLs.
+        """
         engine, tick = self._ready(), request.tick
         assert tick is not None, "a tick request carries its tick"
         if request.model != engine.model:
             raise ModelError(f"this worker serves {engine.model!r}, not {request.model!r:.80}", field="model")
         seed = 0 if request.seed is None else request.seed
-        return await self._guarded(
-            lambda: encode_output(engine.execute_tick(tick, params=request.params, seed=seed))
-        )
+        return await self._guarded(lambda: encode_output(engine.execute_tick(tick, params=params, seed=seed)))
 
     async def reset(self, session_id: str) -> None:
         """Releases a session that starts again; raises an error that a reply can carry."""

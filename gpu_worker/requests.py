@@ -10,6 +10,7 @@ import structlog
 
 from contracts import failpoints
 from contracts.errors import (
+    BrokerError,
     CommandExpiredError,
     CorruptDataError,
     InvalidArgumentError,
@@ -24,6 +25,7 @@ from contracts.worker_link import WorkerLink
 from gpu_worker.encoding import EncodedChunk
 from gpu_worker.engine_thread import EngineThread
 from gpu_worker.ledger import Ledger, Verdict
+from gpu_worker.source_images import with_images
 
 log = structlog.get_logger(__name__)
 
@@ -162,6 +164,8 @@ class RequestHandler:
         blobs: tuple[Blob, ...] = ()
         try:
             output, blobs = await self._execute(request)
+        except BrokerError:
+            raise  # nothing was run yet
         except WorldlineError as failure:
             error = failure
         executed_ms = int(1000 * (time.monotonic() - begun_s))
@@ -185,10 +189,13 @@ class RequestHandler:
         refusal = self._ledger.refusal(request)
         if refusal is not None:
             raise refusal
+        params = request.params
+        if request.tick is not None and request.tick.chunk_index == 0:
+            params = await with_images(params, self._link.payloads)
         await self._release_other_life(request)
         self._ledger.began(request)
         failpoints.hit("worker.run.before")
-        chunk = await self._engine.tick(request)
+        chunk = await self._engine.tick(request, params)
         failpoints.hit("worker.run.after")
         if request.tick is not None and request.tick.close_session:
             self._ledger.released(request.session_id)

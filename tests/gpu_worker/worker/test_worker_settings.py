@@ -60,6 +60,8 @@ def test_memory_is_given_with_a_unit(text: str, size: int, monkeypatch: pytest.M
         ("WORLDLINE_RECONCILE_MS", "0"),
         ("WORLDLINE_HEARTBEAT_MS", "-1"),
         ("WORLDLINE_LINGBOT_ACTION_ROOT", ""),
+        ("WORLDLINE_CHECKPOINT", ""),
+        ("WORLDLINE_AR_DIFFUSION_HEIGHT", "0"),
     ],
 )
 def test_a_wrong_setting_is_named(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +75,18 @@ def test_trajectories_come_from_no_folder_unless_one_is_named(monkeypatch: pytes
     assert load_settings(WorkerSettings).lingbot_action_root is None
     monkeypatch.setenv("WORLDLINE_LINGBOT_ACTION_ROOT", "trajectories")
     assert load_settings(WorkerSettings).lingbot_action_root == "trajectories"
+
+
+def test_the_pipeline_gets_to_see_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLDLINE_LINGBOT_ACTION_ROOT", "trajectories")
+    assert load_settings(WorkerSettings).pipeline_config == {}
+    monkeypatch.setenv("WORLDLINE_CHECKPOINT", "published")
+    monkeypatch.setenv("WORLDLINE_AR_DIFFUSION_HEIGHT", "480")
+    assert load_settings(WorkerSettings).pipeline_config == {
+        "checkpoint": "published",
+        "ar_diffusion_height": 480,
+        "lingbot_action_root": "trajectories",
+    }
 
 
 def test_the_published_name_of_the_scratch_setting_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
