@@ -1,6 +1,7 @@
 """One process's connections to the broker, shared by all of its clients.
 
-Two pools: one for commands, one for reads that block, so that two hundred clients that wait never hold up a command.
+One connection for commands, which so arrive in the order in which they were given, and a pool for reads that block, so
+that two hundred clients that wait never hold up a command.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Broker:
         self.url = given.url if url is None else url
         self.keys = given.keys
         self.host_wait_s = given.host_wait_s if host_wait_s is None else host_wait_s
-        self.commands: Client = command_client(self.url, max_connections=256)
+        self.commands: Client = command_client(self.url)
         self.blocking: Client = blocking_client(
             self.url, block_ms=given.block_ms, max_connections=MAX_WAITING
         )

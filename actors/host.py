@@ -39,7 +39,7 @@ class Host:
     def __init__(self, settings: HostSettings) -> None:
         self.settings = settings
         self.keys = settings.keys
-        self.client: Client = command_client(settings.url, max_connections=_CONNECTIONS)
+        self.client: Client = command_client(settings.url)
         self.blocking: Client = blocking_client(
             settings.url, block_ms=settings.block_ms, max_connections=_CONNECTIONS
         )

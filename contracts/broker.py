@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from contracts.errors import BrokerError, ConfigurationError, CorruptDataError
-from contracts.wire import WireClient
+from contracts.wire_client import OneWire, WireClient, WirePool
 
 Client = Redis
 """An asynchronous client that answers bytes in RESP2 shapes, whatever the URL asks for."""
@@ -42,28 +42,31 @@ class BrokerFullError(BrokerError):
     code = "broker_full"
 
 
-def command_client(url: str, *, timeout_s: float = COMMAND_TIMEOUT_S, max_connections: int = 64) -> Client:
-    """A client for commands and scripts; no blocking read may run on it."""
-    return _client(url, timeout_s, max_connections)
+def command_client(url: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> Client:
+    """A client for commands and scripts, all on one connection; no blocking read may run on it."""
+    pool = _connections(url, timeout_s)
+    return WireClient(pool, OneWire(pool, timeout_s))
 
 
 def blocking_client(url: str, *, block_ms: int, max_connections: int = 64) -> Client:
-    """A client for reads that block up to `block_ms`; its socket waits longer than that."""
-    return _client(url, block_ms / 1000 + BLOCK_MARGIN_S, max_connections)
+    """A client for reads that block up to `block_ms`; its sockets wait longer than that."""
+    timeout_s = block_ms / 1000 + BLOCK_MARGIN_S
+    pool = _connections(url, timeout_s)
+    return WireClient(pool, WirePool(pool, timeout_s, max_connections))
 
 
-def _client(url: str, timeout_s: float, max_connections: int) -> Client:
+def _connections(url: str, timeout_s: float) -> ConnectionPool:
+    """How a connection is made; nobody borrows from this pool."""
     options = check_url(url, "REDIS_URL")
     for name in _SHAPE_OPTIONS:
         options.pop(name, None)
-    pool = ConnectionPool(
+    return ConnectionPool(
         **options,
         protocol=2,
         socket_timeout=timeout_s,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
-    return WireClient(pool, timeout_s=timeout_s, max_connections=max_connections)
 
 
 def check_url(url: str, field: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import redis.exceptions as rx
@@ -145,9 +145,16 @@ async def test_watching_is_refused(client: Client) -> None:
 
 
 # --- cancellation, loss, time
-async def test_a_cancelled_call_never_spoils_the_next_one(relay: Relay) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [command_client, lambda url: blocking_client(url, block_ms=1_000, max_connections=4)],
+    ids=["one-connection", "pool"],
+)
+async def test_a_cancelled_call_never_spoils_the_next_one(
+    relay: Relay, make: Callable[[str], Client]
+) -> None:
     relay.delay_s = 0.005
-    client = command_client(relay.url, max_connections=4)
+    client = make(relay.url)
     keys = [f"k{number}" for number in range(50)]
     await client.mset({key: key for key in keys})
     choice = random.Random(4)
@@ -254,9 +261,61 @@ async def test_a_wrong_password_is_an_error_of_the_broker(broker: RealBroker) ->
     await client.aclose()
 
 
+# --- one connection
+async def test_commands_reach_the_broker_in_the_order_in_which_they_were_given(broker: RealBroker) -> None:
+    client = command_client(broker.url)
+
+    await asyncio.gather(*(client.rpush("list", number) for number in range(300)))
+
+    assert await client.lrange("list", 0, -1) == [str(number).encode() for number in range(300)]
+    assert len({await client.client_id() for _ in range(3)}) == 1
+    await client.aclose()
+
+
+async def test_a_cancelled_command_leaves_the_connection_to_the_others(slow: Client, relay: Relay) -> None:
+    await slow.set("a", "1")
+    relay.delay_s = 0.05
+    number = asyncio.create_task(slow.client_id())
+    cancelled = [asyncio.create_task(slow.get("a")) for _ in range(20)]
+    last = asyncio.create_task(slow.client_id())
+    await asyncio.sleep(0.01)
+
+    for task in cancelled:
+        task.cancel()
+
+    assert await number == await last
+    assert await slow.get("a") == b"1"
+
+
+async def test_all_who_wait_for_a_connection_hear_that_there_is_none(new_broker) -> None:  # type: ignore[no-untyped-def]
+    server = new_broker()
+    server.stop()
+    client = command_client(server.url)
+
+    results = await asyncio.gather(*(client.ping() for _ in range(20)), return_exceptions=True)
+
+    assert {type(result) for result in results} == {rx.ConnectionError}
+    server.start()
+    assert await client.ping() is True
+    await client.aclose()
+
+
+async def test_a_client_that_is_closed_while_it_connects_says_so(broker: RealBroker) -> None:
+    client = command_client(broker.url)
+    waiting = asyncio.create_task(client.ping())
+    await asyncio.sleep(0)
+
+    await client.aclose()
+
+    with pytest.raises(rx.ConnectionError):
+        await waiting
+    assert await client.ping() is True
+    await client.aclose()
+
+
 # --- places
 async def test_callers_beyond_the_limit_wait_for_a_place(broker: RealBroker) -> None:
-    client = command_client(broker.url, max_connections=3)
+    client = blocking_client(broker.url, block_ms=1_000, max_connections=3)
 
     numbers = set(await asyncio.gather(*(client.client_id() for _ in range(50))))
 
@@ -265,16 +324,15 @@ async def test_callers_beyond_the_limit_wait_for_a_place(broker: RealBroker) -> 
 
 
 async def test_a_place_that_does_not_become_free_is_an_error(broker: RealBroker) -> None:
-    client = command_client(broker.url, timeout_s=0.6, max_connections=1)
-    blocked = asyncio.create_task(client.blpop(["none"], timeout=5))
+    client = blocking_client(broker.url, block_ms=1, max_connections=1)
+    blocked = asyncio.create_task(client.blpop(["none"], timeout=0.5))
     await asyncio.sleep(0.05)
-    client._timeout_s = 0.1
+    client._carrier._timeout_s = 0.1
 
     with pytest.raises(rx.ConnectionError, match="free"):
         await client.ping()
 
-    with pytest.raises(rx.TimeoutError):
-        await blocked
+    assert await blocked is None
     assert await client.ping() is True
     await client.aclose()
 

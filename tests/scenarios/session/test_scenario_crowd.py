@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from contracts.broker import command_client
+from contracts.broker import blocking_client
 from contracts.errors import EventStaleError, SessionError
 from support.broker import RealBroker
 from support.hosting import Caller, dying_host, running_host
@@ -156,7 +156,7 @@ def unruly(seed: int) -> Any:
 @pytest.fixture
 async def patient(broker: RealBroker) -> AsyncIterator[redis.asyncio.Redis]:
     """A client that all may share: who finds no free connection waits for one."""
-    client = command_client(broker.url)
+    client = blocking_client(broker.url, block_ms=5_000)
     yield client
     await client.aclose()
 
