@@ -8,16 +8,19 @@ import torch
 from contracts.errors import InvalidArgumentError
 from contracts.tick import metadata_from_envelope
 from gpu_worker.capability import WARMUP_SESSION_ID, ARDiffusionRequest
-from gpu_worker.models.lingbot_world.camera import CameraTail, PictureSize, tick_camera
+from gpu_worker.models.lingbot_world.camera import CameraTail, PictureSize, tick_camera, trajectory_camera
 from gpu_worker.models.lingbot_world.contiguous import ContiguousKV
 from gpu_worker.models.lingbot_world.images import first_image
 from gpu_worker.models.lingbot_world.passes import ContiguousFlow, rollout
 from gpu_worker.models.lingbot_world.pipeline import LingBotWorldPipeline
 from gpu_worker.models.lingbot_world.schedule import DMDSchedule
 from gpu_worker.models.lingbot_world.spec import BRANCH, owned_bytes
+from gpu_worker.models.lingbot_world.trajectories import load_trajectory
+from gpu_worker.models.lingbot_world.trusted_root import TrustedRoot
 from gpu_worker.stepwise import StepRequest, StepSchedule
 from support.kv_cache import CPU
 from support.lingbot_checkpoint import TINY_VAE, tiny_vae
+from support.lingbot_examples import examples_root
 from support.lingbot_model import HEIGHT, TINY, WIDTH, seeded
 from support.lingbot_worlds import FORWARD, Worlds, held, picture, tiny_pipeline
 
@@ -34,14 +37,19 @@ CONTROLS += [FORWARD, FORWARD]
 SIZE = PictureSize(HEIGHT, WIDTH)
 
 
-def offline(chunks: int, seed: int = 1) -> torch.Tensor:
-    """The same world without runner, pages, streaming or sessions: [1, 16, 3 * chunks, h, w]."""
-    pipeline = tiny_pipeline()
-    model = pipeline._transformer
+def camera_of_ticks(chunks: int) -> torch.Tensor:
+    """[1, 384, 3 * chunks, h, w]."""
     cameras, tail = [], CameraTail()
     for control in CONTROLS[:chunks]:
         camera, tail = tick_camera([control], tail, SIZE, device=CPU, dtype=torch.float32)
         cameras.append(camera)
+    return torch.cat(cameras, dim=2)
+
+
+def offline(camera: torch.Tensor, seed: int = 1) -> torch.Tensor:
+    """The same world without runner, pages, streaming or sessions: [1, 16, 3 * chunks, h, w]."""
+    pipeline, chunks = tiny_pipeline(), camera.shape[2] // 3
+    model = pipeline._transformer
     clip = torch.zeros(1, 3, 12 * chunks - 3, HEIGHT, WIDTH)
     clip[:, :, 0] = first_image(picture(), HEIGHT, WIDTH)
     vae = tiny_vae()
@@ -57,7 +65,7 @@ def offline(chunks: int, seed: int = 1) -> torch.Tensor:
     return rollout(
         model,
         lambda chunk: ContiguousFlow(model, kv, chunk, text),
-        camera=torch.cat(cameras, dim=2),
+        camera=camera,
         condition=torch.cat((mask, image), dim=1),
         schedule=DMDSchedule.of(5.0),
         generator=seeded(seed),
@@ -69,7 +77,7 @@ def test_ticks_are_the_offline_rollout() -> None:
 
     ticked = torch.cat([worlds.latents("w", PROMPT, control) for control in CONTROLS], dim=2)
 
-    torch.testing.assert_close(ticked, offline(len(CONTROLS)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ticked, offline(camera_of_ticks(len(CONTROLS))), rtol=1e-5, atol=1e-5)
 
 
 def test_a_chunk_is_latents_pictures_and_the_identity_of_its_tick() -> None:
@@ -207,9 +215,11 @@ def test_step_by_step_is_tick_by_tick() -> None:
         assert torch.equal(whole.frames, steps.frames)
 
 
-def clip(worlds: Worlds, **extra_args: Any) -> list[Any]:
+def clip(worlds: Worlds, params: dict[str, Any] | None = None, **extra_args: Any) -> list[Any]:
     """The chunks of a request without ticks, one cycle after the other."""
-    request = ARDiffusionRequest(prompt=PROMPT, images=(picture(),), extra_args=extra_args)
+    request = ARDiffusionRequest(
+        prompt=PROMPT, images=(picture(),), params=params or {}, extra_args=extra_args
+    )
     outputs, finished = [], False
     while not finished:
         first = StepRequest("w", request if not outputs else None, seed=1)
@@ -233,6 +243,19 @@ def test_a_script_is_the_ticks_that_hold_the_same_keys() -> None:
         torch.testing.assert_close(made.payload["latents"], tick.payload["latents"], rtol=1e-5, atol=1e-5)
         assert made.frames.shape == tick.frames.shape
     assert worlds.pipeline._worlds == {}, "a finished request leaves nothing"
+
+
+def test_a_real_trajectory_is_embedded_as_a_whole_and_walked_chunk_by_chunk() -> None:
+    root = examples_root()
+    worlds = Worlds(lingbot_action_root=str(root))
+
+    chunks = clip(worlds, {"num_frames": 45}, action_path="00")
+
+    path = load_trajectory("00", TrustedRoot(root))
+    camera = trajectory_camera(path, 45, SIZE, device=CPU, dtype=torch.float32)
+    made = torch.cat([chunk.payload["latents"] for chunk in chunks], dim=2)
+    torch.testing.assert_close(made, offline(camera), rtol=1e-5, atol=1e-5)
+    assert [chunk.frames.shape[0] for chunk in chunks] == [9, 12, 12, 12]
 
 
 # ---------------------------------------------------------------------------------------------------- owned memory

@@ -24,7 +24,7 @@ from gpu_worker.models.lingbot_world.text import REMEMBERED, TextEncoder
 from gpu_worker.models.lingbot_world.trusted_root import TrustedRoot
 from gpu_worker.models.lingbot_world.weights import Checkpoint
 from support.kv_cache import CPU
-from support.lingbot_checkpoint import SCHEDULER_CONFIG, change_json, write_checkpoint
+from support.lingbot_checkpoint import SCHEDULER_CONFIG, change_json, write_checkpoint, write_shards
 from support.lingbot_model import HEIGHT, TINY, WIDTH, seeded
 
 # ---------------------------------------------------------------------------------------------------- text
@@ -84,6 +84,20 @@ def test_a_prompt_that_is_none_is_refused(text: TextEncoder, prompt: object) -> 
     with pytest.raises(InvalidArgumentError) as caught:
         text(prompt)
     assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    "names", [["encoder.embed_tokens.weight"], ["encoder.embed_tokens.weight", "shared.weight"]]
+)
+def test_the_embedding_may_lie_under_either_of_its_names(
+    tmp_path: Path, text: TextEncoder, names: list[str]
+) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint")
+    weights = dict(Checkpoint(folder).weights("text_encoder"))
+    table = weights.pop("shared.weight")
+    write_shards(folder / "text_encoder", "model", weights | {name: table.clone() for name in names}, 3)
+
+    assert torch.equal(load_text(folder)("rain over snow"), text("rain over snow"))
 
 
 def test_a_text_encoder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
