@@ -12,7 +12,12 @@ from contracts.errors import ConfigurationError, InvalidArgumentError, InvalidTy
 from gpu_worker.models.lingbot_world.conditioning import EncodedBlock, EncoderState, StreamingConditionEncoder
 from gpu_worker.models.lingbot_world.decoding import DecoderState, StreamingDecoder, to_uint8
 from gpu_worker.models.lingbot_world.spec import owned_bytes
-from gpu_worker.models.lingbot_world.vae import check_vae_config
+from gpu_worker.models.lingbot_world.vae import (
+    Slot,
+    causal_convolutions,
+    check_vae_config,
+    history_bytes,
+)
 from support.lingbot_checkpoint import TINY_VAE, VAE_CONFIG, tiny_vae
 from support.lingbot_model import seeded
 
@@ -108,6 +113,26 @@ def test_a_history_holds_what_a_session_is_charged_for() -> None:
 
     assert encoded == [charged.encoder_histories // 2] * 3 == [7216 * 4] * 3
     assert sizes == [charged.decoder_history] * 3 == [12_000 * 4] * 3
+
+
+def test_the_published_vae_keeps_the_published_bytes() -> None:
+    """At full size without memory: only shapes are computed."""
+    with torch.device("meta"):
+        vae = AutoencoderKLWan().to(torch.bfloat16)
+        seen: list[Slot] = [None] * causal_convolutions(vae.encoder)
+        made: list[Slot] = [None] * causal_convolutions(vae.decoder)
+        for frames in (1, 4, 4):
+            pixels = torch.empty(1, 3, frames, 480, 832, dtype=torch.bfloat16)
+            latent = vae.encoder(pixels, feat_cache=seen, feat_idx=[0])
+            pictures = vae.decoder(latent[:, :16], feat_cache=made, feat_idx=[0], first_chunk=frames == 1)
+            assert tuple(pictures.shape) == (1, 3, frames, 480, 832)
+
+    charged = owned_bytes(480, 832)
+    assert (len(seen), len(made)) == (26, 33)
+    assert sum(slot is not None for slot in seen) == 24
+    assert sum(slot is not None for slot in made) == 32
+    assert history_bytes(seen) == charged.encoder_histories // 2 == 1_121_402_880
+    assert history_bytes(made) == charged.decoder_history == 1_888_573_440
 
 
 def test_the_encoder_rests_once_its_history_does_and_no_bit_changes(monkeypatch: pytest.MonkeyPatch) -> None:
