@@ -58,11 +58,17 @@ class CancelGuard:
     """
 
     def __init__(self) -> None:
-        self._task = asyncio.current_task()
+        self._watch(asyncio.current_task())
+
+    def _watch(self, task: asyncio.Task[Any] | None) -> None:
+        self._task = task
         # Clean-up in a task that was cancelled earlier may call us too: only what comes from now on counts.
-        self._before = 0 if self._task is None else self._task.cancelling()
+        self._before = 0 if task is None else task.cancelling()
 
     def check(self) -> None:
-        """Raises CancelledError if this task was cancelled since."""
-        if self._task is not None and self._task.cancelling() > self._before:
+        """Raises CancelledError if this task was cancelled since; a generator may have passed to another task."""
+        task = asyncio.current_task()
+        if task is not self._task:
+            self._watch(task)
+        elif task is not None and task.cancelling() > self._before:
             raise asyncio.CancelledError

@@ -27,6 +27,7 @@ async def watch_chunks(broker: Broker, session_id: str, *, from_start: bool) -> 
     A reset shows as a chunk with another `life` and index 0. A break of the connection is waited out: reading goes on
     behind the last chunk that was yielded.
     """
+    guard = CancelGuard()
     key = broker.keys.session(session_id).chunks
     cursor = BEGINNING if from_start else await newest_id(broker.commands, key)
     if await _status(broker, session_id) is None:
@@ -35,7 +36,6 @@ async def watch_chunks(broker: Broker, session_id: str, *, from_start: bool) -> 
     reconnection = Reconnection()
     ended = False
     while True:
-        guard = CancelGuard()
         try:
             entries = await read_after(broker.blocking, key, cursor, block_ms=1 if ended else block_ms)
             guard.check()
@@ -44,6 +44,7 @@ async def watch_chunks(broker: Broker, session_id: str, *, from_start: bool) -> 
                     return
                 # Looked up after an empty read, and read once more: no chunk comes after CLOSED.
                 ended = await _status(broker, session_id) in (None, *TERMINAL)
+                guard.check()
             reconnection.succeeded()
         except BrokerError as error:
             await reconnection.failed(error)
