@@ -50,10 +50,14 @@ class Lifecycle:
         """Where `trigger` leads from `status`; SessionStateError naming the state where it is illegal."""
         target = destination(trigger, status)
         if target is None:
-            raise SessionStateError(f"the session is {status.lower()}: {trigger} is not allowed", field="status")
+            raise SessionStateError(
+                f"the session is {status.lower()}: {trigger} is not allowed", field="status"
+            )
         return target
 
-    async def move(self, status: Status, trigger: Trigger, persist: Callable[[], Awaitable[Status]]) -> Status:
+    async def move(
+        self, status: Status, trigger: Trigger, persist: Callable[[], Awaitable[Status]]
+    ) -> Status:
         """Fires `trigger`; returns the new state.
 
         Args:
