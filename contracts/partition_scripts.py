@@ -29,7 +29,9 @@ class PartitionScripts(ScriptRunner):
 
     async def renew(self, partition: int, owner: str, epoch: int, lease_ms: int) -> bool:
         """Whether the lease was still ours; a late renewal is refused."""
-        reply = await self.run("lease_renew", [self.keys.partition(partition).lease], [owner, epoch, lease_ms])
+        reply = await self.run(
+            "lease_renew", [self.keys.partition(partition).lease], [owner, epoch, lease_ms]
+        )
         return bool(reply[0] == "RENEWED")
 
     async def release(self, partition: int, owner: str, epoch: int) -> bool:

@@ -127,7 +127,9 @@ class SessionScripts(ScriptRunner):
     async def _owned(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> list[Any]:
         reply = await self.run(name, keys, args)
         if reply[0] in ("FENCED", "NONE"):
-            raise OwnershipLostError(f"{name} was refused: the session has another owner ({reply[0].lower()})")
+            raise OwnershipLostError(
+                f"{name} was refused: the session has another owner ({reply[0].lower()})"
+            )
         return reply
 
     async def adopt(self, session_id: str, epoch: int) -> SessionState | None:
@@ -145,11 +147,26 @@ class SessionScripts(ScriptRunner):
         """Writes a new session's state: CREATED, ANSWERED or EXISTS."""
         k = self.keys.session(session_id)
         keys = [k.state, k.events, k.ids, k.chunks, k.ticks, k.rejected, k.answers, k.answered, k.history]
-        args: list[Argument] = [epoch, command_id, answer, self.limits.answers, self.limits.history, self.by, *_flat(fields)]
+        args: list[Argument] = [
+            epoch,
+            command_id,
+            answer,
+            self.limits.answers,
+            self.limits.history,
+            self.by,
+            *_flat(fields),
+        ]
         return Outcome((await self._owned("create", keys, args))[0])
 
     async def begin_tick(
-        self, state: SessionState, record: InFlight, request: WorkerRequest, worker: str, *, cursor: str, strict: bool
+        self,
+        state: SessionState,
+        record: InFlight,
+        request: WorkerRequest,
+        worker: str,
+        *,
+        cursor: str,
+        strict: bool,
     ) -> tuple[Outcome, tuple[Entry, ...]]:
         """Records a tick as in flight and sends it: BEGUN, NEWER (with the entries), ANSWERED, STATUS, BUSY or STALE."""
         k = self.keys.session(state.session_id)
@@ -176,8 +193,21 @@ class SessionScripts(ScriptRunner):
         k = self.keys.session(state.session_id)
         keys = [k.state, k.events, k.ids, k.chunks, k.ticks, k.answers, k.answered]
         accepted: Argument = "" if accepted_ms is None else accepted_ms
-        args: list[Argument] = [state.epoch, chunk["request_id"], incarnation, accepted, answer_head, self.limits.answers]
-        args += [self.limits.chunks, -1 if ticks_kept is None else ticks_kept, cursor, self.limits.batch, *_flat(chunk)]
+        args: list[Argument] = [
+            state.epoch,
+            chunk["request_id"],
+            incarnation,
+            accepted,
+            answer_head,
+            self.limits.answers,
+        ]
+        args += [
+            self.limits.chunks,
+            -1 if ticks_kept is None else ticks_kept,
+            cursor,
+            self.limits.batch,
+            *_flat(chunk),
+        ]
         reply = await self._owned("commit", keys, args)
         if reply[0] != "COMMITTED":
             return Committed(Outcome(reply[0]))
@@ -195,17 +225,23 @@ class SessionScripts(ScriptRunner):
         args += [failure.trigger, ",".join(allowed), failure.code, failure.message]
         args += [record.to_json() if record else "", record.fence if record else 0, command_id, answer]
         args += [self.limits.answers, self.limits.history, self.by]
-        reply = await self._sending("fail", [k.state, k.answers, k.answered, k.history], args, request, worker)
+        reply = await self._sending(
+            "fail", [k.state, k.answers, k.answered, k.history], args, request, worker
+        )
         return Outcome(reply[0])
 
-    async def begin_reset(self, state: SessionState, record: InFlight, request: WorkerRequest, worker: str) -> Outcome:
+    async def begin_reset(
+        self, state: SessionState, record: InFlight, request: WorkerRequest, worker: str
+    ) -> Outcome:
         """Records a reset as in flight and sends it: BEGUN, ANSWERED, STATUS, BUSY or STALE."""
         k = self.keys.session(state.session_id)
         args: list[Argument] = [state.epoch, record.command_id or "", record.to_json(), record.fence, worker]
         reply = await self._sending("begin_reset", [k.state, k.answers, k.answered], args, request, worker)
         return Outcome(reply[0])
 
-    async def finish_reset(self, state: SessionState, request_id: str, incarnation: str, answer_head: str) -> Outcome:
+    async def finish_reset(
+        self, state: SessionState, request_id: str, incarnation: str, answer_head: str
+    ) -> Outcome:
         """Begins the new life: RESET, DUP or STALE. `answer_head` is open at its end for the floor."""
         k = self.keys.session(state.session_id)
         keys = [k.state, k.events, k.ids, k.rejected, k.answers, k.answered, k.history]
@@ -241,9 +277,19 @@ class SessionScripts(ScriptRunner):
     ) -> tuple[Outcome, int, int]:
         """Makes the session a tombstone: (CLEANUP_FAILED or STALE, attempts so far, now ms)."""
         k = self.keys.session(state.session_id)
-        args: list[Argument] = [state.epoch, request_id, error, answer, self.limits.answers, self.limits.history, self.by]
+        args: list[Argument] = [
+            state.epoch,
+            request_id,
+            error,
+            answer,
+            self.limits.answers,
+            self.limits.history,
+            self.by,
+        ]
         reply = await self._owned("fail_close", [k.state, k.answers, k.answered, k.history], args)
-        return (Outcome(reply[0]), int(reply[1]), int(reply[2])) if len(reply) > 1 else (Outcome(reply[0]), 0, 0)
+        return (
+            (Outcome(reply[0]), int(reply[1]), int(reply[2])) if len(reply) > 1 else (Outcome(reply[0]), 0, 0)
+        )
 
     async def end_inflight(self, state: SessionState, request_id: str, answer: str = "") -> Outcome:
         """Clears what is in flight and changes no status: ENDED or STALE."""
@@ -251,14 +297,27 @@ class SessionScripts(ScriptRunner):
         args: list[Argument] = [state.epoch, request_id, answer, self.limits.answers]
         return Outcome((await self._owned("end_inflight", [k.state, k.answers, k.answered], args))[0])
 
-    async def resend(self, state: SessionState, record: InFlight, request: WorkerRequest, worker: str) -> Outcome:
+    async def resend(
+        self, state: SessionState, record: InFlight, request: WorkerRequest, worker: str
+    ) -> Outcome:
         """Sends what is in flight again under the fence of `record`: SENT or STALE."""
         expires: Argument = self.limits.queue_limit_ms if request.tick else ""
-        args: list[Argument] = [state.epoch, record.request_id, record.to_json(), record.fence, worker, expires]
-        reply = await self._sending("resend", [self.keys.session(state.session_id).state], args, request, worker)
+        args: list[Argument] = [
+            state.epoch,
+            record.request_id,
+            record.to_json(),
+            record.fence,
+            worker,
+            expires,
+        ]
+        reply = await self._sending(
+            "resend", [self.keys.session(state.session_id).state], args, request, worker
+        )
         return Outcome(reply[0])
 
-    async def set_pace(self, state: SessionState, command_id: str, pace_ms: int | None, answer: str) -> Outcome:
+    async def set_pace(
+        self, state: SessionState, command_id: str, pace_ms: int | None, answer: str
+    ) -> Outcome:
         """Starts (or with None stops) free running: DONE, ANSWERED or STATUS."""
         k = self.keys.session(state.session_id)
         pace: Argument = "" if pace_ms is None else pace_ms
@@ -285,7 +344,12 @@ class SessionScripts(ScriptRunner):
         return int(reply[1])
 
     async def _sending(
-        self, name: str, keys: list[str], args: list[Argument], request: WorkerRequest | None, worker: str | None
+        self,
+        name: str,
+        keys: list[str],
+        args: list[Argument],
+        request: WorkerRequest | None,
+        worker: str | None,
     ) -> list[Any]:
         """Runs a script that sends `request`; on a cluster the request follows in a second step."""
         if request is None or worker is None:

@@ -169,7 +169,7 @@ def test_the_workers_settings_reach_the_runner(monkeypatch: pytest.MonkeyPatch) 
     assert (options.step_execution, options.attention_backend) == (True, "sdpa")
     engine.start()
     assert engine.execute_tick(make_tick(), params={}, seed=0).error is None
-    with pytest.raises(ConfigurationError, match="attention_backend") as caught:
+    with pytest.raises(ConfigurationError, match="WORLDLINE_ATTENTION_BACKEND") as caught:
         load_settings(WorkerSettings, attention_backend="xformers")
     assert caught.value.field == "attention_backend"
 
