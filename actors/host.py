@@ -26,6 +26,7 @@ from contracts.worker_scripts import WorkerScripts
 
 _RENEWALS_PER_LEASE: Final = 3
 _STALE_LEASES: Final = 10
+_REACH_S: Final = 1.0
 _CONNECTIONS: Final = 128
 
 
@@ -80,6 +81,7 @@ class Host:
 
     async def prepare(self) -> None:
         """Checks the broker and reads, or as the first host writes, what all hosts agree on."""
+        await self._reach()
         await self._check_eviction()
         with map_exceptions(self.keys.config):
             await self.client.hsetnx(self.keys.config, "partitions", str(self.settings.partitions))
@@ -95,6 +97,15 @@ class Host:
             self.client, self.keys, self.services.store, self.services.placement,
             partitions=self.partitions, lost_after_ms=self.settings.worker_lost_after_ms,
         )  # fmt: skip
+
+    async def _reach(self) -> None:
+        """A broker that takes connections and then is silent is told about at once, not after a command's patience."""
+        probe = command_client(self.settings.url, timeout_s=_REACH_S)
+        try:
+            with map_exceptions("PING"):
+                await probe.ping()
+        finally:
+            await probe.aclose()
 
     async def _check_eviction(self) -> None:
         """A broker that may evict keys would delete sessions; one that does not tell is believed, with a warning."""
