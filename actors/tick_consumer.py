@@ -14,6 +14,7 @@ from actors.intake import EventQueue, PendingEvent, entry_ms
 from actors.reducers.base import PreparedControls, check_prepared
 from actors.session_core import MAX_MESSAGE, Resync, SessionCore, answer_text, plain_text
 from contracts import failpoints
+from contracts.creation import recording_limit
 from contracts.errors import (
     FAILURE_CODES,
     ChunkMetadataError,
@@ -24,7 +25,7 @@ from contracts.errors import (
 from contracts.events import controls_from_json, controls_to_json, loads
 from contracts.identity import new_request_id
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import ChunkOutput, InFlight, Kind, WorkerReply, dumps, recording_limit
+from contracts.messages import ChunkOutput, InFlight, Kind, WorkerReply, dumps
 from contracts.session_scripts import Committed, Entry, Failure, Outcome
 from contracts.tick import ARDiffusionTickRequest, metadata_from_envelope
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from contracts import schema_parts as part
+from contracts.creation import MAX_PENDING_EVENTS, RECORDING_PATTERN
 from contracts.errors import answer_codes
 from contracts.events import MAX_EVENT_BYTES
 from contracts.generated import ROOT, write_or_check
@@ -28,15 +29,7 @@ from contracts.lingbot import (
     SCRIPT_MODE,
     STATE_MODE,
 )
-from contracts.messages import (
-    MAX_COMMAND_ID,
-    MAX_PENDING_EVENTS,
-    RECORDING_PATTERN,
-    Condition,
-    Kind,
-    NoticeKind,
-    Op,
-)
+from contracts.messages import MAX_COMMAND_ID, Condition, Kind, NoticeKind, Op
 from contracts.schema_parts import Schema, described, enum, json_text, optional, record
 
 COMMAND: Final = "python -m contracts.make_schemas"

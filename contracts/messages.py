@@ -5,7 +5,6 @@ Each has one plain form (JSON, or the flat fields of a stream entry) and a stric
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,10 +12,10 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from contracts.creation import CREATE_FIELDS, CreateArgs, only_fields
 from contracts.errors import InvalidArgumentError, WorldlineError, error_from_dict
-from contracts.events import MAX_EVENT_BYTES, check_prompt, freeze, loads, thaw
+from contracts.events import check_prompt, loads, thaw
 from contracts.identity import (
-    DIGITS_PATTERN,
     check_index,
     check_session_id,
     check_text_id,
@@ -25,14 +24,8 @@ from contracts.identity import (
 )
 from contracts.tick import ARDiffusionTickRequest, check_event_ids
 
-DEFAULT_MAX_PENDING_EVENTS: Final = 256
-MAX_PENDING_EVENTS: Final = 10_000
-DEFAULT_RECORDING: Final = "last 1000"
-RECORDING_PATTERN: Final = f"(off|all|last {DIGITS_PATTERN})"
 MAX_COMMAND_ID: Final = 200
 """Characters of a command id."""
-
-DEFAULT_REDUCER: Final = "latest"
 
 
 _Name = TypeVar("_Name", bound=StrEnum)
@@ -72,12 +65,6 @@ def _mapping(value: object, name: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _only(value: Mapping[str, Any], allowed: frozenset[str], what: str) -> None:
-    unknown = sorted(set(value) - allowed)
-    if unknown:
-        raise InvalidArgumentError(f"{what} has no field {unknown[0]!r:.80}", field=unknown[0][:80])
-
-
 def _named(kinds: type[_Name], value: object, name: str) -> _Name:
     try:
         return kinds(value)  # type: ignore[arg-type]
@@ -101,84 +88,8 @@ def _optional_id(value: Mapping[str, Any], name: str) -> str | None:
     return None if value.get(name) is None else check_text_id(value[name], name)
 
 
-@dataclass(frozen=True, slots=True)
-class CreateArgs:
-    """Creation parameters of a session.
-
-    Args:
-        model: name of the model; a worker that serves it must be alive.
-        reducer: entry point name of the control reducer.
-        seed: all randomness of the session comes from it; None leaves the model's default.
-        prompt: the first prompt.
-        params: JSON object that only the model reads.
-        recording: "off", "all" or "last N" committed ticks kept for export and replay.
-        max_pending_events: length of the event queue.
-        pace_ms: start free-running, one chunk each so many milliseconds (0: as fast as the worker goes).
-        presence_ms: close when the client's presence has been gone this long.
-        idle_ms: close when neither event nor command came for this long.
-    """
-
-    model: str
-    reducer: str = DEFAULT_REDUCER
-    seed: int | None = None
-    prompt: str | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
-    recording: str = DEFAULT_RECORDING
-    max_pending_events: int = DEFAULT_MAX_PENDING_EVENTS
-    pace_ms: int | None = None
-    presence_ms: int | None = None
-    idle_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        check_text_id(self.model, "model")
-        check_text_id(self.reducer, "reducer")
-        prompt = check_prompt(self.prompt)
-        if prompt is not None and len(prompt.encode()) > MAX_EVENT_BYTES:
-            raise InvalidArgumentError(f"prompt exceeds {MAX_EVENT_BYTES} bytes", field="prompt")
-        for name in ("seed", "pace_ms", "presence_ms", "idle_ms"):
-            if getattr(self, name) is not None:
-                check_index(getattr(self, name), name)
-        limit = check_index(self.max_pending_events, "max_pending_events")
-        if not 0 < limit <= MAX_PENDING_EVENTS:
-            raise InvalidArgumentError(
-                f"max_pending_events must be 1 to {MAX_PENDING_EVENTS}, got {limit}",
-                field="max_pending_events",
-            )
-        if not isinstance(self.params, Mapping):
-            raise InvalidArgumentError("params must be an object", field="params")
-        object.__setattr__(self, "params", freeze(self.params, "params"))
-        if len(dumps(thaw(self.params))) > MAX_EVENT_BYTES:
-            raise InvalidArgumentError(f"params exceed {MAX_EVENT_BYTES} bytes", field="params")
-        recording_limit(self.recording)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The command's `args`; what is unset is left out."""
-        values = {name: thaw(getattr(self, name)) for name in _CREATE_FIELDS}
-        return {name: value for name, value in values.items() if value is not None}
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> CreateArgs:
-        """Strict; `model` is required."""
-        _only(value, _CREATE_FIELDS, "create")
-        if "model" not in value:
-            raise InvalidArgumentError("create needs a model", field="model")
-        return cls(**{name: item for name, item in value.items() if item is not None or name == "model"})
-
-
-_CREATE_FIELDS: Final = frozenset(CreateArgs.__dataclass_fields__)
-
-
-def recording_limit(recording: object) -> int | None:
-    """How many committed ticks are kept: 0 for "off", None for "all", N for "last N"."""
-    if not isinstance(recording, str) or re.fullmatch(RECORDING_PATTERN, recording) is None:
-        raise InvalidArgumentError('recording must be "off", "all" or "last N"', field="recording")
-    if recording == "all":
-        return None
-    return 0 if recording == "off" else parse_index(recording.removeprefix("last "), "recording")
-
-
 _ARGS: Final[Mapping[Op, frozenset[str]]] = {
-    Op.CREATE: _CREATE_FIELDS,
+    Op.CREATE: CREATE_FIELDS,
     Op.RUN: frozenset({"pace_ms"}),
     Op.CLOSE: frozenset({"life", "reason"}),
     Op.DISCONNECT: frozenset({"life", "reason", "only_if"}),
@@ -200,7 +111,7 @@ class Command:
             raise InvalidArgumentError(
                 f"command_id has more than {MAX_COMMAND_ID} characters", field="command_id"
             )
-        _only(_mapping(self.args, "args"), _ARGS.get(self.op, frozenset()), self.op)
+        only_fields(_mapping(self.args, "args"), _ARGS.get(self.op, frozenset()), self.op)
         if self.op is Op.CREATE:
             CreateArgs.from_dict(self.args)
         if self.op is Op.RUN:
@@ -225,7 +136,7 @@ class Command:
     def from_json(cls, text: bytes) -> Command:
         """Strict; an InvalidArgumentError names the field."""
         value = _mapping(loads(text, "command"), "command")
-        _only(value, frozenset({"op", "session_id", "command_id", "args"}), "command")
+        only_fields(value, frozenset({"op", "session_id", "command_id", "args"}), "command")
         op = _named(Op, value.get("op"), "op")
         args = {} if value.get("args") is None else _mapping(value["args"], "args")
         command_id = check_text_id(value.get("command_id"), "command_id")
@@ -326,7 +237,7 @@ class WorkerRequest:
     def from_entry(cls, fields: Mapping[bytes, bytes]) -> WorkerRequest:
         """Strict reader; an InvalidArgumentError names the field."""
         text = _flat(fields, "worker request")
-        _only(text, REQUEST_FIELDS, "worker request")
+        only_fields(text, REQUEST_FIELDS, "worker request")
         try:
             kind = _named(Kind, text["kind"], "kind")
             tick = (
@@ -479,7 +390,7 @@ class Notice:
     @classmethod
     def from_json(cls, text: bytes | str) -> Notice:
         value = _mapping(loads(text, "notice"), "notice")
-        _only(value, frozenset(cls.__dataclass_fields__), "notice")
+        only_fields(value, frozenset(cls.__dataclass_fields__), "notice")
         return cls(
             _named(NoticeKind, value.get("kind"), "kind"),
             check_session_id(value.get("session_id")),
@@ -525,7 +436,7 @@ class InFlight:
     @classmethod
     def from_json(cls, text: bytes | str) -> InFlight:
         value = _mapping(loads(text, "inflight"), "inflight")
-        _only(value, frozenset(cls.__dataclass_fields__), "inflight")
+        only_fields(value, frozenset(cls.__dataclass_fields__), "inflight")
         entries = value.get("entries", [])
         if not isinstance(entries, list):
             raise InvalidArgumentError("entries must be a list", field="entries")

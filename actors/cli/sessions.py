@@ -14,10 +14,10 @@ from actors.cli.output import clock, note, print_error, print_fields, print_json
 from actors.cli.parsing import parse_control, parse_params
 from actors.client import SessionClient, SessionStart
 from actors.session_list import list_sessions
+from contracts.creation import DEFAULT_MAX_PENDING_EVENTS, DEFAULT_RECORDING, DEFAULT_REDUCER
 from contracts.errors import WorldlineError
 from contracts.events import ARDiffusionSessionEvent
 from contracts.lifecycle import Status
-from contracts.messages import DEFAULT_MAX_PENDING_EVENTS, DEFAULT_RECORDING, DEFAULT_REDUCER
 from contracts.state import CommittedChunk
 
 app = typer.Typer(help="Work with sessions, each of which is one world.", no_args_is_help=True)

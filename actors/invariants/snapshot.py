@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from actors.broker_pool import Broker
 from contracts.broker import map_exceptions
+from contracts.creation import MAX_PENDING_EVENTS
 from contracts.keys import SESSION_KEY_TYPES, SessionKeys
-from contracts.messages import MAX_PENDING_EVENTS
 from contracts.session_scripts import Entry, parse_entries
 
 EVENTS_READ: Final = MAX_PENDING_EVENTS + 1

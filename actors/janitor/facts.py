@@ -10,10 +10,10 @@ import structlog
 
 from actors.broker_pool import Broker
 from contracts.broker import map_exceptions
+from contracts.creation import DEFAULT_MAX_PENDING_EVENTS
 from contracts.errors import CorruptDataError, InvalidArgumentError
 from contracts.identity import check_session_id, parse_index
 from contracts.lifecycle import Status
-from contracts.messages import DEFAULT_MAX_PENDING_EVENTS
 
 _FIELDS: Final = (
     "status",

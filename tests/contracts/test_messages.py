@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.creation import MAX_PENDING_EVENTS, CreateArgs, recording_limit
 from contracts.errors import EventStaleError, InvalidArgumentError, ModelError, WorldlineError
 from contracts.events import MAX_EVENT_BYTES, ARDiffusionControlInput
 from contracts.identity import MAX_INTEGER
 from contracts.messages import (
-    MAX_PENDING_EVENTS,
     Answer,
     ChunkOutput,
     Command,
-    CreateArgs,
     InFlight,
     Kind,
     Notice,
@@ -23,7 +22,6 @@ from contracts.messages import (
     Op,
     WorkerReply,
     WorkerRequest,
-    recording_limit,
 )
 from contracts.tick import ARDiffusionTickRequest
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from contracts.creation import CreateArgs
 from contracts.errors import EventQueueFullError
 from contracts.events import ARDiffusionControlInput, ARDiffusionSessionEvent
 from contracts.lingbot import actions_control, parse_actions, parse_trajectory
@@ -16,7 +17,6 @@ from contracts.messages import (
     Answer,
     ChunkOutput,
     Command,
-    CreateArgs,
     Kind,
     Notice,
     NoticeKind,
