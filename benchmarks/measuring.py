@@ -29,14 +29,19 @@ class Contender:
     batch: int
     batches_us: list[float] = field(default_factory=list)
 
-    async def run(self, count: int) -> float:
-        """Microseconds of one operation, as the mean of `count`."""
+    async def run(self) -> float:
+        """Microseconds of one operation, as the mean of a batch."""
+        # Caches, and on a virtual machine the processors themselves, first have to find out who works now.
+        await self._repeat(self.batch // 4)
         started = time.perf_counter()
+        await self._repeat(self.batch)
+        return (time.perf_counter() - started) / self.batch * 1e6
+
+    async def _repeat(self, count: int) -> None:
         for _ in range(count):
             waiting = self.operation()
             if waiting is not None:
                 await waiting
-        return (time.perf_counter() - started) / count * 1e6
 
     def figures(self) -> dict[str, Any]:
         """Microseconds: the median batch, and the middle half of all batches."""
@@ -48,11 +53,11 @@ class Contender:
 async def interleave(contenders: Sequence[Contender], *, rounds: int) -> None:
     """Times one batch of each, `rounds` times over, each round beginning with another one; one batch to warm up."""
     for contender in contenders:
-        await contender.run(contender.batch)
+        await contender.run()
     for turn in range(rounds):
         first = turn % len(contenders)
         for contender in [*contenders[first:], *contenders[:first]]:
-            contender.batches_us.append(await contender.run(contender.batch))
+            contender.batches_us.append(await contender.run())
 
 
 def ratio(above: Contender, below: Contender) -> float:
