@@ -1,5 +1,6 @@
 """Fixtures that every test may use. Brokers come in two kinds: `fake` (in memory) and `real` (a server)."""
 
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,12 @@ from support.processes import Processes, reports_of_running_tests
 from support.relay import Relay
 
 FIXTURE_MARKS = {"real_server": "real_broker", "new_broker": "real_broker", "processes": "processes"}
+
+
+def pytest_configure() -> None:
+    """A shell that starts a run in the background has it ignore SIGINT, and what it starts would ignore it too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

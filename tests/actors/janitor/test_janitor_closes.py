@@ -260,7 +260,7 @@ def test_a_bad_setting_is_named(processes: Processes, variable: str, value: str)
     process = processes.script("worldline", "janitor", env={variable: value})
 
     assert process.wait() == 78
-    assert variable.removeprefix("WORLDLINE_").lower() in process.stderr
+    assert variable in process.stderr
 
 
 # --- helpers
