@@ -27,10 +27,10 @@ from contracts.errors import (
     WorldlineError,
 )
 from contracts.event_loop import run
+from contracts.logs import configure_logging
 from gpu_worker.config import WorkerSettings
 from gpu_worker.engine import TickEngine, load_engine
 from gpu_worker.guard import guarded
-from gpu_worker.logs import configure_logging
 from gpu_worker.name import NameTakenError
 from gpu_worker.worker import Worker
 

@@ -25,9 +25,9 @@ import structlog
 from contracts.broker import command_client
 from contracts.errors import BrokerError, InvalidArgumentError, TickFailedError, WorldlineError
 from contracts.keys import Keys
+from contracts.logs import configure_logging
 from contracts.messages import Kind, WorkerReply, WorkerRequest
 from contracts.watchdog_scripts import InHand, TimeOut, WatchdogScripts
-from gpu_worker.logs import configure_logging
 
 COMMAND_TIMEOUT_S: Final = 2.0
 LATE_S: Final = 1.0

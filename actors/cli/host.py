@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from actors.config import HostSettings
-from actors.logs import configure_logging
 from contracts import failpoints
 from contracts.config import load_settings
 from contracts.event_loop import run
+from contracts.logs import configure_logging
 
 
 def host(

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from actors.config import JanitorSettings
-from actors.logs import configure_logging
 from contracts.config import load_settings
+from contracts.logs import configure_logging
 
 
 def janitor(

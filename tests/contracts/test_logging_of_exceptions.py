@@ -2,15 +2,12 @@
 
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import structlog
 
-import actors.logs
-import gpu_worker.logs
-
-Configure = Callable[[str, str], None]
+from contracts.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +20,10 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])
-@pytest.mark.parametrize("configure", [actors.logs.configure_logging, gpu_worker.logs.configure_logging])
-def test_the_values_of_variables_are_not_told(
-    monkeypatch: pytest.MonkeyPatch, configure: Configure, log_format: str
-) -> None:
+def test_the_values_of_variables_are_not_told(monkeypatch: pytest.MonkeyPatch, log_format: str) -> None:
     said = io.StringIO()
     monkeypatch.setattr("sys.stderr", said)
-    configure("info", log_format)
+    configure_logging("info", log_format)
 
     fail(prompt="a secret garden")
 

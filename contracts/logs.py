@@ -1,4 +1,4 @@
-"""Logs of the worker: structured, on stderr, those of libraries included."""
+"""Logs of every process: structured, on stderr, those of libraries included, so that stdout stays for results."""
 
 from __future__ import annotations
 
@@ -29,26 +29,32 @@ def configure_logging(level: str, log_format: str) -> None:
         raise ConfigurationError(
             f"log_level {level!r:.40} is none of debug, info, warning, error", field="log_level"
         )
-    shared: list[Any] = [
+    steps: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    last: list[Any] = (
-        [structlog.processors.ExceptionRenderer(_AS_DICT), structlog.processors.JSONRenderer()]
-        if log_format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain_traceback)]
-    )
+    as_text: list[Any] = [
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain_traceback)
+    ]
+    as_json: list[Any] = [
+        structlog.processors.ExceptionRenderer(_AS_DICT),
+        structlog.processors.JSONRenderer(),
+    ]
+    last = as_json if log_format == "json" else as_text
     structlog.configure(
-        processors=[*shared, *last],
+        processors=[*steps, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=steps,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
     )
-    handler.setFormatter(formatter)
     logging.basicConfig(level=number, handlers=[handler], force=True)
+    # At info it tells of each callback.
+    logging.getLogger("transitions").setLevel(max(number, logging.WARNING))
