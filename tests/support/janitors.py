@@ -28,6 +28,12 @@ async def tombstone(world: Caller, worker: ScriptedWorker, *, failures: int, **a
     error = await world.refused("close")
     assert error["retryable"] is True
     assert (await world.state())["status"] == "CLEANUP_FAILED"
+    # The answer comes with the state; the time of the next retry is written after it, before the inbox is empty.
+    await eventually(lambda: _inbox_is_empty(world), "the host is done with the close")
+
+
+async def _inbox_is_empty(world: Caller) -> bool:
+    return bool(await world.client.xlen(world.inbox) == 0)
 
 
 def releases(worker: ScriptedWorker) -> int:
