@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from contracts import schema_parts as part
 from contracts.creation import MAX_PENDING_EVENTS, RECORDING_PATTERN
+from contracts.dreamzero import URL_PATTERN
 from contracts.errors import answer_codes
 from contracts.events import MAX_EVENT_BYTES
 from contracts.generated import ROOT, write_or_check
@@ -277,6 +278,24 @@ def lingbot_camera_trajectory() -> Schema:
     )
 
 
+def dreamzero_observation() -> Schema:
+    """Data of a control `dreamzero.observation.v1`; names of views and parts of the state are the deployment's."""
+    url: Schema = {"type": "string", "pattern": URL_PATTERN, "description": "A payload URL."}
+    numbers: Schema = {"type": "array", "items": {"type": "number"}, "minItems": 1}
+    names: Schema = {"pattern": r"\S", "maxLength": 80}
+
+    def named(values: Schema) -> Schema:
+        return {"type": "object", "propertyNames": names, "additionalProperties": values, "minProperties": 1}
+
+    return record(
+        {
+            "images": described(named(url), "By view."),
+            "state": described(named(numbers), "By part, for example joint_position."),
+            "language": {"type": "string", "pattern": r"\S"},
+        }
+    )
+
+
 MESSAGES: Final[tuple[Callable[[], Schema], ...]] = (
     control,
     event_entry,
@@ -290,6 +309,7 @@ MESSAGES: Final[tuple[Callable[[], Schema], ...]] = (
     notice,
     lingbot_camera_actions,
     lingbot_camera_trajectory,
+    dreamzero_observation,
 )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from contracts.creation import CreateArgs
+from contracts.dreamzero import parse_observation
 from contracts.errors import EventQueueFullError
 from contracts.events import ARDiffusionControlInput, ARDiffusionSessionEvent
 from contracts.lingbot import actions_control, parse_actions, parse_trajectory
@@ -35,6 +36,11 @@ FLAT_CHUNK = {
     name: json.dumps(value) if isinstance(value, list) else str(value)
     for name, value in {**CHUNK.to_dict(), "applied_event_ids": [1, 2]}.items()
     if value is not None
+}
+OBSERVATION = {
+    "images": {"wrist": "redis:frame-1", "left": "file:///frames/2.png"},
+    "state": {"joint_position": [0, 0.5, -1.25], "gripper_position": [1]},
+    "language": "put the cup on the shelf",
 }
 IDENTITY = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
 STATE = {"mode": "state", "transitions": [{"actions": ["W"], "client_ts_ms": 5}, {"actions": []}]}
@@ -91,6 +97,7 @@ GOOD: list[tuple[str, Any]] = [
     ("lingbot_camera_actions", {"mode": "script", "frames": [["w", "D"], []]}),
     ("lingbot_camera_actions", actions_control([("w",), (), ("a", "l")]).to_dict()["data"]),
     ("lingbot_camera_trajectory", {"poses": [IDENTITY], "intrinsics": [[500, 500.5, 416, 240]]}),
+    ("dreamzero_observation", OBSERVATION),
 ]
 
 REPLY = json.loads(WorkerReply("s", "r", 1, "l", "i", OUTPUT).to_json())
@@ -149,6 +156,16 @@ BAD: list[tuple[str, Any]] = [
     ("lingbot_camera_actions", {"mode": "frames", "frames": [["w"]]}),
     ("lingbot_camera_trajectory", {"poses": [], "intrinsics": []}),
     ("lingbot_camera_trajectory", {"poses": [IDENTITY[:3]], "intrinsics": [[1, 1, 1, 1]]}),
+    *(
+        ("dreamzero_observation", {**OBSERVATION, "images": images})
+        for images in ({}, {"wrist": "picture"}, {" ": "redis:a"})
+    ),
+    *(
+        ("dreamzero_observation", {**OBSERVATION, "state": state})
+        for state in ({}, {"arm": []}, {"arm": [True]}, {"arm": 1})
+    ),
+    ("dreamzero_observation", {**OBSERVATION, "language": " "}),
+    ("dreamzero_observation", {name: OBSERVATION[name] for name in ("images", "state")}),
 ]
 
 
@@ -205,6 +222,10 @@ def test_an_entry_that_the_code_reads_validates(event_id: str, prompt: str | Non
         return
 
     assert validator("event_entry").is_valid(entry)
+
+
+def test_an_observation_that_validates_is_read() -> None:
+    assert parse_observation(OBSERVATION).language == OBSERVATION["language"]
 
 
 def test_lingbot_data_that_validates_is_read() -> None:

@@ -1,0 +1,117 @@
+"""Observations of DreamZero worlds: what is read, and what is refused by name."""
+
+from typing import Any
+
+import pytest
+
+from contracts.dreamzero import (
+    OBSERVATION_SCHEMA,
+    OBSERVATION_TRACK,
+    Observation,
+    ObservationMissingError,
+    observation_control,
+    observation_of,
+    parse_observation,
+    same_text,
+)
+from contracts.errors import InvalidArgumentError
+from contracts.events import ARDiffusionControlInput
+
+IMAGES = {"wrist": "redis:a", "left": "file:///frames/1.png"}
+STATE = {"joint_position": [0, 0.5, -1.25], "gripper_position": [1]}
+DATA = {"images": IMAGES, "state": STATE, "language": "open the drawer"}
+
+
+def test_track_and_schema_are_those_of_the_contract() -> None:
+    assert OBSERVATION_TRACK == "observation"
+    assert OBSERVATION_SCHEMA == "dreamzero.observation.v1"
+
+
+def test_an_observation_is_read() -> None:
+    assert parse_observation(DATA) == Observation(
+        images=IMAGES,
+        state={"joint_position": (0.0, 0.5, -1.25), "gripper_position": (1.0,)},
+        language="open the drawer",
+    )
+    assert parse_observation(DATA).views == ("left", "wrist")
+
+
+def test_what_a_producer_builds_is_what_a_tick_is_read_from() -> None:
+    control = observation_control(IMAGES, STATE, "open the drawer")
+
+    assert control.to_dict() == {"track": OBSERVATION_TRACK, "schema": OBSERVATION_SCHEMA, "data": DATA}
+    other = ARDiffusionControlInput("camera", "some.schema.v1", {})
+    assert observation_of((other, control)) == parse_observation(DATA)
+
+
+@pytest.mark.parametrize("controls", [(), (ARDiffusionControlInput("camera", "x.v1", {}),)])
+def test_a_tick_without_an_observation_is_an_error_that_plain_code_catches_as_a_missing_key(
+    controls: tuple[ARDiffusionControlInput, ...],
+) -> None:
+    with pytest.raises(KeyError) as caught:
+        observation_of(controls)
+    assert isinstance(caught.value, ObservationMissingError)
+    assert (caught.value.field, caught.value.code) == ("observation", "invalid_argument")
+    assert "none has come" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["images", "state", "language"])
+def test_a_missing_field_is_named(name: str) -> None:
+    refused(name, **{name: ...})
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("images", {"images": {}}),
+        ("images", {"images": ["redis:a"]}),
+        ("images", {"images": "redis:a"}),
+        ("images", {"images": {" ": "redis:a"}}),
+        ("images", {"images": {"x" * 81: "redis:a"}}),
+        ("images.wrist", {"images": {"wrist": "frame.png"}}),
+        ("images.wrist", {"images": {"wrist": ""}}),
+        ("images.wrist", {"images": {"wrist": "redis:"}}),
+        ("images.wrist", {"images": {"wrist": "redis:a b"}}),
+        ("images.wrist", {"images": {"wrist": "redis:a\n"}}),
+        ("images.wrist", {"images": {"wrist": ["redis:a"]}}),
+        ("images.wrist", {"images": {"wrist": 7}}),
+        ("state", {"state": {}}),
+        ("state", {"state": [1.0, 2.0]}),
+        ("state", {"state": None}),
+        ("state.arm", {"state": {"arm": []}}),
+        ("state.arm", {"state": {"arm": 1.0}}),
+        ("state.arm", {"state": {"arm": "12"}}),
+        ("state.arm", {"state": {"arm": [True]}}),
+        ("state.arm", {"state": {"arm": [None]}}),
+        ("state.arm", {"state": {"arm": ["1"]}}),
+        ("state.arm", {"state": {"arm": [float("nan")]}}),
+        ("state.arm", {"state": {"arm": [0.0, float("-inf")]}}),
+        ("state.arm", {"state": {"arm": [10**400]}}),
+        ("language", {"language": None}),
+        ("language", {"language": " \n"}),
+        ("language", {"language": ["open"]}),
+        ("colour", {"colour": "red"}),
+    ],
+)
+def test_what_is_wrong_is_named(field: str, changes: dict[str, Any]) -> None:
+    refused(field, **changes)
+
+
+def refused(field: str, **changes: Any) -> None:
+    data = {name: value for name, value in (DATA | changes).items() if value is not ...}
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_observation(data)
+    assert caught.value.field == field
+    assert field in str(caught.value)
+
+
+def test_another_schema_on_the_track_is_refused() -> None:
+    control = ARDiffusionControlInput(OBSERVATION_TRACK, "dreamzero.observation.v2", DATA)
+    with pytest.raises(InvalidArgumentError, match="v1") as caught:
+        observation_of([control])
+    assert caught.value.field == "schema"
+
+
+def test_texts_are_the_same_whatever_their_white_space() -> None:
+    assert same_text(" open  the\ndrawer", "open the drawer ")
+    assert not same_text("open the drawer", "Open the drawer")
