@@ -68,9 +68,14 @@ class EncodedBlock:
     history: tuple[Slot, ...]
     at_rest: torch.Tensor | bool
 
-    def settle(self) -> EncoderState:
-        """What to keep once the block has succeeded."""
-        return EncoderState(self.history, self.condition if bool(self.at_rest) else None)
+    def settle(self, at_rest: bool | None = None) -> EncoderState:
+        """What to keep once the block has succeeded.
+
+        Args:
+            at_rest: the answer, where it was read already; None reads it from the device.
+        """
+        resting = bool(self.at_rest) if at_rest is None else at_rest
+        return EncoderState(self.history, self.condition if resting else None)
 
 
 class StreamingConditionEncoder:
@@ -169,7 +174,7 @@ class StreamingConditionEncoder:
                 f"the first block needs an image of shape [1, {PICTURE_CHANNELS}, {height}, {width}], got {found}",
                 field="image",
             )
-        first = image.to(device=self._device, dtype=self._vae_dtype).unsqueeze(2)
+        first = image.to(device=self._device, dtype=self._vae_dtype, non_blocking=True).unsqueeze(2)
         return [first, *[grey()] * (CALLS - 1)]
 
     def _call(self, frames: torch.Tensor, history: list[Slot]) -> torch.Tensor:

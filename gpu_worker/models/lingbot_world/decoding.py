@@ -6,6 +6,7 @@ the decoder sees the same calls, so the pictures are the same bit by bit.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,6 +43,21 @@ class DecoderState:
     def nbytes(self) -> int:
         """Bytes that it holds."""
         return history_bytes(self.history)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pictures:
+    """The pictures of one chunk.
+
+    Args:
+        frames: uint8 [F, H, W, 3].
+        finite: whether what they come from is; a scalar on the device, so that nobody has to wait for it.
+        state: the decoder's behind them.
+    """
+
+    frames: torch.Tensor
+    finite: torch.Tensor
+    state: DecoderState
 
 
 class StreamingDecoder:
@@ -101,6 +117,11 @@ class StreamingDecoder:
             return whole
         pictures = [self._frame(state, frame) for frame in z.split(1, dim=2)]
         return torch.cat(pictures, dim=2).clamp(-1, 1)
+
+    def pictures(self, state: DecoderState, latents: torch.Tensor) -> Pictures:
+        """The same as frames to show; what `decode` says of arguments and errors holds here."""
+        decoded = self.decode(state, latents)
+        return Pictures(to_uint8(decoded), decoded.isfinite().all(), state)
 
     def _frame(self, state: DecoderState, z: torch.Tensor) -> torch.Tensor:
         """One latent frame [1, 16, 1, h, w]; a projection a frame, so that no clip gets another kernel than its parts."""

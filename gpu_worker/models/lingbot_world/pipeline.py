@@ -27,7 +27,7 @@ from gpu_worker.models.lingbot_world.camera import (
     trajectory_camera,
 )
 from gpu_worker.models.lingbot_world.conditioning import StreamingConditionEncoder
-from gpu_worker.models.lingbot_world.decoding import DecoderState, StreamingDecoder, to_uint8
+from gpu_worker.models.lingbot_world.decoding import DecoderState, Pictures, StreamingDecoder
 from gpu_worker.models.lingbot_world.images import first_image, one_image
 from gpu_worker.models.lingbot_world.parts import load_parts
 from gpu_worker.models.lingbot_world.passes import PagedFlow, publish_prompt
@@ -35,7 +35,7 @@ from gpu_worker.models.lingbot_world.request import LingBotRequest, check_reques
 from gpu_worker.models.lingbot_world.sampler import DMDBlock
 from gpu_worker.models.lingbot_world.settings import LingBotSettings, LingBotTopology
 from gpu_worker.models.lingbot_world.spec import BRANCH, TEXT, lingbot_kv_spec, owned_bytes
-from gpu_worker.models.lingbot_world.steps import Chunk, LingBotSteps, WorldState
+from gpu_worker.models.lingbot_world.steps import Chunk, LingBotSteps, WorldState, read_together
 from gpu_worker.models.lingbot_world.trajectories import load_trajectory
 from gpu_worker.models.lingbot_world.trusted_root import TrustedRoot
 from gpu_worker.models.lingbot_world.weights import Checkpoint
@@ -217,17 +217,26 @@ class LingBotWorldPipeline:
         with state.undone_on_failure():
             chunk = state.current
             latents = chunk.block.commit()
-            if not bool(latents.isfinite().all()):
-                raise ModelError("the latents are not finite", field="latents")
-            frames = self._pictures(chunk.tick, latents) if state.request.decodes else None
+            made = self._pictures(chunk.tick, latents) if state.request.decodes else None
+            latents_finite, frames_finite, at_rest = read_together(
+                latents.isfinite().all(), made is None or made.finite, chunk.encoded.at_rest
+            )
+            for field, finite in (("latents", latents_finite), ("frames", frames_finite)):
+                if not finite:
+                    raise ModelError(f"the {field} are not finite", field=field)
             # Nothing failed, so the world moves on.
-            self._worlds[chunk.tick.session_id] = WorldState(
-                next_chunk=chunk.tick.chunk_index + 1, encoder=chunk.encoded.settle(), camera=chunk.camera
+            session_id = chunk.tick.session_id
+            if made is not None:
+                self._decoded[session_id] = made.state
+            self._worlds[session_id] = WorldState(
+                next_chunk=chunk.tick.chunk_index + 1,
+                encoder=chunk.encoded.settle(at_rest),
+                camera=chunk.camera,
             )
         state.chunk = None
         return DiffusionOutput(
             payload={"latents": latents},
-            frames=frames,
+            frames=None if made is None else made.frames,
             metadata={METADATA_KEY: ARDiffusionChunkMetadata.from_tick(chunk.tick).to_dict()},
         )
 
@@ -269,18 +278,14 @@ class LingBotWorldPipeline:
         publish_prompt(self._transformer, kv, self._text(prompt))
         self._prompts[session_id] = prompt
 
-    def _pictures(self, tick: ARDiffusionTickRequest, latents: torch.Tensor) -> torch.Tensor:
-        """uint8 [frames, H, W, 3]. A failure leaves no decoder history: half of its slots would be new."""
+    def _pictures(self, tick: ARDiffusionTickRequest, latents: torch.Tensor) -> Pictures:
+        """What the latents look like. A failure leaves no decoder history: half of its slots would be new."""
         session_id, start = tick.session_id, FRAMES_PER_CHUNK * tick.chunk_index
         known = self._decoded.pop(session_id, None)
         state = self._decoder.begin(session_id) if start == 0 else known
         if state is None or state.frames != start:
             raise ModelError("the decoder has lost this world's history: reset it", field="chunk_index")
-        pictures = self._decoder.decode(state, latents)
-        if not bool(pictures.isfinite().all()):
-            raise ModelError("the pictures are not finite", field="frames")
-        self._decoded[session_id] = state
-        return to_uint8(pictures)
+        return self._decoder.pictures(state, latents)
 
 
 def _ticks_of(session_id: str, request: LingBotRequest) -> list[ARDiffusionTickRequest]:

@@ -99,7 +99,7 @@ def pluecker_rays(
     exact = torch.promote_types(dtype, torch.float32)
 
     def on_device(values: Array) -> torch.Tensor:
-        return torch.from_numpy(values).to(device=device, dtype=exact)
+        return torch.from_numpy(values).to(device=device, dtype=exact, non_blocking=True)
 
     fx, fy, cx, cy = on_device(intrinsics).view(-1, 4, 1, 1).unbind(1)  # [F, 1, 1] each
     y = _sample_points(height, rays_height or height, device, exact).unsqueeze(1)  # [h, 1]

@@ -43,7 +43,7 @@ def rotary(
         angles.append(torch.outer(positions, frequencies).view(shape))
 
     def spread(parts: list[torch.Tensor]) -> torch.Tensor:
-        small = [part.float().to(device=device, dtype=dtype) for part in parts]
+        small = [part.float().to(device=device, dtype=dtype, non_blocking=True) for part in parts]
         return torch.cat([part.expand(*counts, -1) for part in small], dim=-1).flatten(0, 2)
 
     return spread([angle.cos() for angle in angles]), spread([angle.sin() for angle in angles])

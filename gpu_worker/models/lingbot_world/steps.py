@@ -110,3 +110,10 @@ class LingBotSteps:
         """The chunk in the making."""
         assert self.chunk is not None, "prepare_next_chunk comes first"
         return self.chunk
+
+
+def read_together(*answers: torch.Tensor | bool) -> list[bool]:
+    """Truth values, those that are scalars on the device read in one go: a host that reads waits for all that runs."""
+    waiting = [answer for answer in answers if isinstance(answer, torch.Tensor)]
+    read = iter(torch.stack(waiting).tolist() if waiting else [])
+    return [bool(next(read)) if isinstance(answer, torch.Tensor) else answer for answer in answers]

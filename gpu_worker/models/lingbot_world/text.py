@@ -101,6 +101,8 @@ class TextEncoder:
             return_tensors="pt",
         )
         device = self._model.device
-        mask = batch["attention_mask"].to(device)
-        hidden: torch.Tensor = self._model(batch["input_ids"].to(device), mask).last_hidden_state
+        mask = batch["attention_mask"].to(device, non_blocking=True)
+        hidden: torch.Tensor = self._model(
+            batch["input_ids"].to(device, non_blocking=True), mask
+        ).last_hidden_state
         return hidden.masked_fill(mask.unsqueeze(-1) == 0, 0)  # a product would keep what is no number
