@@ -1,0 +1,116 @@
+"""A DreamZero small enough for a test, with random weights, and inputs that fit it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_worker.models.dreamzero.config import (
+    ClipGeometry,
+    DreamZeroConfig,
+    DreamZeroTopology,
+    DreamZeroTransformerConfig,
+    TextGeometry,
+)
+from gpu_worker.models.dreamzero.transformer import DreamZeroTransformer
+from support.kv_cache import CPU
+from support.lingbot_checkpoint import TINY_VAE
+from support.lingbot_model import seeded
+
+TINY = DreamZeroTopology(
+    head=DreamZeroConfig(
+        action_horizon=4,
+        action_dim=10,
+        max_action_dim=10,
+        max_state_dim=12,
+        transformer=DreamZeroTransformerConfig(
+            dim=24,
+            num_heads=2,
+            num_layers=2,
+            ffn_dim=32,
+            freq_dim=8,
+            text_dim=10,
+            text_len=7,
+            frame_seqlen=6,
+            num_action_per_block=4,
+            hidden_size=14,
+        ),
+    ),
+    clip=ClipGeometry(image_size=28, patch_size=14, width=8, heads=2, layers=3),
+    text=TextGeometry(vocabulary=60, heads=2, head_dim=4, ffn_dim=16, layers=2, buckets=8, max_distance=16),
+    vae=TINY_VAE,
+    height=32,
+    width=48,
+)
+"""Two views of 16 x 24 below one of twice the width; a latent frame is 4 x 6, 2 x 3 tokens."""
+
+
+def random_weights(shapes: Mapping[str, torch.Size], seed: int = 0) -> dict[str, torch.Tensor]:
+    """One float32 tensor a name: unit gain for matrices, small for vectors, around one for norms."""
+    generator = seeded(seed)
+    weights = {}
+    for name, shape in shapes.items():
+        values = torch.randn(shape, generator=generator)
+        fans = math.prod(shape[1:]) if not name.endswith(".W") else shape[1]
+        if name.endswith("gamma") or (len(shape) == 1 and name.endswith("weight")):
+            weights[name] = 1 + 0.1 * values
+        elif len(shape) == 1 or name.endswith((".b", "modulation", "_embedding")):
+            weights[name] = 0.2 * values
+        else:
+            weights[name] = values / math.sqrt(fans)
+    return weights
+
+
+def shapes_of(module: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in module.named_parameters()}
+
+
+def tiny_model(
+    topology: DreamZeroTopology = TINY, *, dtype: torch.dtype = torch.float32
+) -> DreamZeroTransformer:
+    """The same weights every time."""
+    model = DreamZeroTransformer(topology.head, topology.clip)
+    fill(model, random_weights(shapes_of(model)))
+    return model.to(dtype)
+
+
+def fill(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    module.load_state_dict(dict(weights), strict=True)
+
+
+def arrays(module: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
+    """The weights as float64 arrays."""
+    return {name: value.double().numpy() for name, value in module.named_parameters()}
+
+
+def random_latents(frames: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(1, 16, frames, *TINY.latent_size, generator=seeded(seed))
+
+
+def random_condition(frames: int, seed: int = 2) -> torch.Tensor:
+    return torch.randn(1, 20, frames, *TINY.latent_size, generator=seeded(seed))
+
+
+def random_text(seed: int = 3) -> torch.Tensor:
+    model = TINY.head.transformer
+    text = torch.randn(1, model.text_len, model.text_dim, generator=seeded(seed))
+    text[:, -2:] = 0  # padding is zero vectors, and is attended to
+    return text
+
+
+def random_image(seed: int = 4) -> torch.Tensor:
+    return torch.randn(1, TINY.clip.tokens, TINY.clip.width, generator=seeded(seed))
+
+
+def random_action(seed: int = 5) -> torch.Tensor:
+    head = TINY.head
+    return torch.randn(1, head.action_horizon, head.max_action_dim, generator=seeded(seed))
+
+
+def random_state(seed: int = 6) -> torch.Tensor:
+    return torch.randn(1, 1, TINY.head.max_state_dim, generator=seeded(seed))
+
+
+__all__ = ["CPU", "TINY"]
