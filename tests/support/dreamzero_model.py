@@ -15,7 +15,6 @@ from gpu_worker.models.dreamzero.config import (
     TextGeometry,
 )
 from gpu_worker.models.dreamzero.transformer import DreamZeroTransformer
-from support.kv_cache import CPU
 from support.lingbot_checkpoint import TINY_VAE
 from support.lingbot_model import seeded
 
@@ -111,6 +110,3 @@ def random_action(seed: int = 5) -> torch.Tensor:
 
 def random_state(seed: int = 6) -> torch.Tensor:
     return torch.randn(1, 1, TINY.head.max_state_dim, generator=seeded(seed))
-
-
-__all__ = ["CPU", "TINY"]

@@ -36,9 +36,7 @@ def published_names(geometry: VaeGeometry) -> Callable[[str], str]:
 
     def published(name: str) -> str:
         upwards = _UPWARDS.fullmatch(name)
-        if (
-            upwards is not None
-        ):  # the decoder's stages are one list there, each stage's upsampling behind its blocks
+        if upwards is not None:  # there, all stages are one list, each one's upsampling behind its blocks
             stage, kind, index, rest = upwards.groups()
             place = int(stage) * (resnets + 1) + (int(index) if kind == "resnets" else resnets)
             return f"decoder.upsamples.{place}.{_renamed(rest)}"
