@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -164,7 +165,7 @@ def _raise(name: str) -> None:
 
 
 def _stop(_: str) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _hang(_: str) -> None:

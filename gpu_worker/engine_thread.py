@@ -1,15 +1,21 @@
-"""The engine in a thread of its own: one blocking call at a time, while the loop's heartbeats go on."""
+"""The engine and its thread. Heartbeats go on in another one while a call runs here.
+
+Whoever reads requests and answers them does so in the engine's thread too, on an event loop that stands still while the
+engine works: handing a tick over from thread to thread and back costs a tenth of all that there is around the model.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import structlog
 
+from contracts import event_loop
 from contracts.errors import FAILURE_CODES, ModelError, WorldlineError
 from contracts.messages import WorkerRequest
 from gpu_worker.call_thread import CallThread
@@ -42,15 +48,15 @@ def as_failure(error: BaseException) -> WorldlineError:
 
 
 class EngineThread:
-    """Asynchronous face of a `TickEngine`. Its methods must not overlap; the caller sees to that.
+    """A `TickEngine` in its thread.
 
     Args:
         make: builds the engine; called in the thread.
-        on_evict: called in the event loop with the id of a session that the engine has just dropped for room.
+        on_evict: called in the thread with the id of a session that the engine has just dropped for room.
 
     Attributes:
         figures: how full the engine is.
-        running: whether a call runs right now, also one that nobody waits for any more.
+        running: whether a call runs right now.
     """
 
     def __init__(self, make: Callable[[], TickEngine], on_evict: Callable[[str], None]) -> None:
@@ -60,7 +66,6 @@ class EngineThread:
         self._engine: TickEngine | None = None
         self._figures_due_s = 0.0
         self.figures = EngineFigures()
-        self._calls = 0
         self.running = False
 
     @property
@@ -71,23 +76,30 @@ class EngineThread:
     def capacity(self) -> int:
         return self._ready().capacity
 
+    # -- from any other thread -----------------------------------------------------------------------------------
+
     async def start(self) -> None:
         """Builds and starts the engine; raises what that raises."""
-        loop = asyncio.get_running_loop()
 
-        def evicted(session_id: str) -> None:
-            loop.call_soon_threadsafe(self._on_evict, session_id)
-
-        def start() -> TickEngine:
+        def start() -> None:
             engine = self._make()
-            engine.on_evict = evicted
+            engine.on_evict = self._on_evict
             engine.start()
-            return engine
+            self._engine = engine
 
-        self._engine = await self._call(start)
-        await self.refresh_figures()
+        await self._thread.call(lambda: self._call(start))
 
-    async def tick(self, request: WorkerRequest, params: Mapping[str, object]) -> EncodedChunk:
+    async def run(self, main: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Runs a coroutine in the thread, on a loop of its own; it alone may call what follows. Raises what it raises."""
+        await self._thread.call(lambda: event_loop.run(main()))
+
+    def shut_down(self) -> None:
+        """Lets the thread go; does not wait for a call that still runs."""
+        self._thread.end()
+
+    # -- in the thread -------------------------------------------------------------------------------------------
+
+    def tick(self, request: WorkerRequest, params: Mapping[str, object]) -> EncodedChunk:
         """Generates the chunk of a tick and encodes it; raises an error that a reply can carry.
 
         Args:
@@ -99,57 +111,43 @@ class EngineThread:
         if request.model != engine.model:
             raise ModelError(f"this worker serves {engine.model!r}, not {request.model!r:.80}", field="model")
         seed = 0 if request.seed is None else request.seed
-        return await self._guarded(lambda: encode_output(engine.execute_tick(tick, params=params, seed=seed)))
+        return self._guarded(lambda: encode_output(engine.execute_tick(tick, params=params, seed=seed)))
 
-    async def reset(self, session_id: str) -> None:
+    def reset(self, session_id: str) -> None:
         """Releases a session that starts again; raises an error that a reply can carry."""
-        await self._guarded(lambda: self._ready().reset_session(session_id))
+        self._guarded(lambda: self._ready().reset_session(session_id))
 
-    async def close(self, session_id: str) -> None:
+    def close(self, session_id: str) -> None:
         """Releases a session; raises an error that a reply can carry."""
-        await self._guarded(lambda: self._ready().close_session(session_id))
+        self._guarded(lambda: self._ready().close_session(session_id))
 
-    async def check_integrity(self) -> None:
+    def check_integrity(self) -> None:
         """Raises what the engine raises: its memory can't be trusted any more."""
-        await self._call(self._ready().check_integrity)
+        self._call(self._ready().check_integrity)
 
-    async def refresh_figures(self) -> None:
-        """Brings `figures` up to date if the engine is idle; a busy one does so at the end of its call."""
-        if self._engine is not None and self._calls == 0:
-            await self._call(lambda: None)
+    def refresh_figures(self) -> None:
+        """Brings `figures` up to date, if they are old."""
+        now_s = time.monotonic()
+        if self._engine is not None and now_s >= self._figures_due_s:
+            self._figures_due_s = now_s + FIGURES_PERIOD_S
+            self._update_figures(self._engine)
 
-    def shut_down(self) -> None:
-        """Lets the thread go; does not wait for a call that still runs."""
-        self._thread.end()
-
-    async def _guarded(self, function: Callable[[], T]) -> T:
+    def _guarded(self, function: Callable[[], T]) -> T:
         try:
-            return await self._call(function)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # whatever a model raises is its own failure, never the worker's
+            return self._call(function)
+        except BaseException as error:  # whatever a model raises is its own failure, never the worker's
             failure = as_failure(error)
             log.warning("the engine failed", code=failure.code, error=failure.message, exc_info=error)
             raise failure from error
 
-    async def _call(self, function: Callable[[], T]) -> T:
-        self._calls += 1
-        try:
-            return await self._thread.call(lambda: self._run(function))
-        finally:
-            self._calls -= 1
-
-    def _run(self, function: Callable[[], T]) -> T:
+    def _call(self, function: Callable[[], T]) -> T:
         self.running = True
         try:
-            return function()
+            with _outside_of_the_loop():
+                return function()
         finally:
             self.running = False
-            now_s = time.monotonic()
-            if self._engine is not None and now_s >= self._figures_due_s:
-                self._figures_due_s = now_s + FIGURES_PERIOD_S
-                self._update_figures(self._engine)
+            self.refresh_figures()
 
     def _update_figures(self, engine: TickEngine) -> None:
         try:
@@ -160,3 +158,27 @@ class EngineThread:
     def _ready(self) -> TickEngine:
         assert self._engine is not None, "the engine has been started"
         return self._engine
+
+
+@contextlib.contextmanager
+def _outside_of_the_loop() -> Iterator[None]:
+    """Hides the thread's loop, so that an engine can run one of its own."""
+    loop = asyncio._get_running_loop()  # noqa: SLF001 - what loops themselves use
+    if loop is None:
+        yield
+        return
+    task = _swap_current_task(loop, None)
+    asyncio._set_running_loop(None)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)  # noqa: SLF001
+        _swap_current_task(loop, task)
+
+
+def _swap_current_task(
+    loop: asyncio.AbstractEventLoop, task: asyncio.Task[None] | None
+) -> asyncio.Task[None] | None:
+    """Matters from Python 3.12 on, which has this function: there the current task is the thread's."""
+    swap = getattr(asyncio.tasks, "_swap_current_task", None)
+    return None if swap is None else swap(loop, task)

@@ -123,7 +123,7 @@ class ResidentCheck:
             if self._ledger.holdings().get(session_id) != holding:
                 return
             try:
-                await self._engine.close(session_id)
+                self._engine.close(session_id)
             except WorldlineError as error:
                 log.warning("a resident can't be released", session_id=session_id, error=error.message)
                 return

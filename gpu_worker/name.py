@@ -101,7 +101,6 @@ class NameLease:
 
     async def beat(self) -> None:
         """Renews once; NameTakenError when another start holds the name."""
-        await self._engine.refresh_figures()
         since_s = time.monotonic()
         now_ms = await self._link.claim(self._info(), ttl_ms=self._ttl_ms)
         if now_ms is None:

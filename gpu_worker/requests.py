@@ -1,4 +1,4 @@
-"""One request, from its entry to its reply."""
+"""One request, from its entry to its reply. Runs in the engine's thread, where each call of the engine blocks."""
 
 from __future__ import annotations
 
@@ -192,10 +192,10 @@ class RequestHandler:
         params = request.params
         if request.tick is not None and request.tick.chunk_index == 0:
             params = await with_images(params, self._link.payloads)
-        await self._release_other_life(request)
+        self._release_other_life(request)
         self._ledger.began(request)
         failpoints.hit("worker.run.before")
-        chunk = await self._engine.tick(request, params)
+        chunk = self._engine.tick(request, params)
         failpoints.hit("worker.run.after")
         if request.tick is not None and request.tick.close_session:
             self._ledger.released(request.session_id)
@@ -203,11 +203,11 @@ class RequestHandler:
             self._ledger.completed(request)
         return await self._store(request, chunk)
 
-    async def _release_other_life(self, request: WorkerRequest) -> None:
+    def _release_other_life(self, request: WorkerRequest) -> None:
         """A chunk 0 of one life ends every other; later chunks never get here with another life."""
         held = self._ledger.life_of(request.session_id)
         if held is not None and held != request.life:
-            await self._engine.close(request.session_id)
+            self._engine.close(request.session_id)
             self._ledger.released(request.session_id)
 
     async def _store(
@@ -240,12 +240,12 @@ class RequestHandler:
         try:
             if request.kind is Kind.RESET and held is not None:
                 failpoints.hit("worker.reset.before")
-                await self._engine.reset(request.session_id)
+                self._engine.reset(request.session_id)
                 failpoints.hit("worker.reset.after")
                 self._ledger.released(request.session_id)
             elif request.kind is Kind.RELEASE and held == request.life:
                 failpoints.hit("worker.release.before")
-                await self._engine.close(request.session_id)
+                self._engine.close(request.session_id)
                 failpoints.hit("worker.release.after")
                 self._ledger.released(request.session_id)
         except WorldlineError as failure:

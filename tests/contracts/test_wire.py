@@ -82,6 +82,17 @@ async def test_a_url_with_another_protocol_changes_no_shape(broker: RealBroker) 
     await client.aclose()
 
 
+async def test_a_loop_that_stood_still_reads_before_it_judges_what_is_late(relay: Relay) -> None:
+    client = command_client(relay.url, timeout_s=0.2)
+    await client.ping()
+    asked = asyncio.ensure_future(client.get("a"))
+    await asyncio.sleep(0)
+    time.sleep(0.5)  # noqa: ASYNC251 - the loop is to stand still
+
+    assert await asked is None
+    await client.aclose()
+
+
 # --- pipelines
 @pytest.mark.parametrize("transaction", [True, False])
 async def test_a_pipeline_gives_the_replies_in_order(client: Client, transaction: bool) -> None:

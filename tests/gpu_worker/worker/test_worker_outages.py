@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+import redis
 import redis.asyncio
 
 from contracts.errors import BrokerError
@@ -219,18 +220,19 @@ async def test_entries_that_went_astray_are_found_when_idle(
 
 
 async def test_a_request_that_was_deleted_after_it_was_read_is_answered_payload_lost(
-    host: FakeHost, start_worker: WorkerRunner, monkeypatch: pytest.MonkeyPatch
+    host: FakeHost, start_worker: WorkerRunner, broker: RealBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_worker()
     world = await host.create("world-1")
-    inflight = running.worker._link.inflight
+    inflight = running.worker._server._link.inflight
+    deleting = redis.Redis.from_url(broker.url)
 
     async def delete_and_fail(session_id: str):
-        monkeypatch.setattr(running.worker._link, "inflight", inflight)
-        await host.client.xtrim(host.worker.requests, maxlen=0)
+        monkeypatch.setattr(running.worker._server._link, "inflight", inflight)
+        deleting.xtrim(host.worker.requests, maxlen=0)
         raise BrokerError("scripted outage")
 
-    monkeypatch.setattr(running.worker._link, "inflight", delete_and_fail)
+    monkeypatch.setattr(running.worker._server._link, "inflight", delete_and_fail)
     reply = await host.run(world.tick())
 
     assert reply.error.code == "payload_lost"

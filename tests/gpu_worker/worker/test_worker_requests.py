@@ -296,6 +296,44 @@ async def test_metadata_that_json_would_change_is_a_mismatch(
     assert (await host.run(world.tick())).error.code == "metadata_mismatch"
 
 
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), StopIteration(), GeneratorExit()]
+)
+async def test_whatever_an_engine_raises_is_the_session_s_failure_alone(
+    error: BaseException, host: FakeHost, start_worker: WorkerRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_worker()
+    world, neighbour = await host.create("world-1"), await host.create("world-2")
+    make = running.engine.execute_tick
+
+    def raising(tick, **options):
+        if tick.session_id == "world-1":
+            raise error
+        return make(tick, **options)
+
+    monkeypatch.setattr(running.engine, "execute_tick", raising)
+
+    reply = await host.run(world.tick())
+    assert (reply.error.code, type(error).__name__ in reply.error.message) == ("model_error", True)
+    await host.chunk(neighbour)
+
+
+async def test_an_engine_may_run_an_event_loop_of_its_own(
+    host: FakeHost, start_worker: WorkerRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_worker()
+    make = running.engine.execute_tick
+
+    def looping(tick, **options):
+        asyncio.run(asyncio.sleep(0.01))
+        return make(tick, **options)
+
+    monkeypatch.setattr(running.engine, "execute_tick", looping)
+    world = await host.create("world-1")
+    for _ in range(3):
+        await host.chunk(world)
+
+
 async def test_nothing_follows_a_failed_chunk_until_a_new_life(
     host: FakeHost, start_worker: WorkerRunner
 ) -> None:
