@@ -60,7 +60,7 @@ async def interleave(contenders: Sequence[Contender], *, rounds: int) -> None:
             contender.batches_us.append(await contender.run())
 
 
-def ratio(above: Contender, below: Contender) -> float:
+def ratio(above: Contender, below: Contender, *, digits: int = 2) -> float:
     """Median of the rounds' ratios."""
     pairs = zip(above.batches_us, below.batches_us, strict=True)
-    return round(median(one / other for one, other in pairs), 2)
+    return round(median(one / other for one, other in pairs), digits)

@@ -1,4 +1,4 @@
-"""Real processes to measure: a broker, a session host and a worker with an engine that does nothing."""
+"""Real processes to measure: a broker, a session host and a worker, by default with an engine that does nothing."""
 
 from __future__ import annotations
 
@@ -79,15 +79,27 @@ def _wait_until_ready(name: str, running: subprocess.Popen[str], errors: int) ->
 
 @contextlib.contextmanager
 def worldline(
-    host_url: str, worker_url: str, *, prefix: str, capacity: int
+    host_url: str,
+    worker_url: str,
+    *,
+    prefix: str,
+    capacity: int,
+    engine: str = "support.noop_engine:make",
+    model: str = "noop",
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
-    """A host and a worker; each with its own URL, so that a relay can stand before either."""
+    """A host and a worker; each with its own URL, so that a relay can stand before either.
+
+    `settings` are further variables of the worker; without `engine` and `model` the worker does nothing.
+    """
     shared = {"WORLDLINE_PREFIX": prefix, "WORLDLINE_LOG_LEVEL": "warning"}
-    worker = [sys.executable, "-m", "gpu_worker", "--engine", "support.noop_engine:make", "--model", "noop"]
+    worker = [sys.executable, "-m", "gpu_worker", "--engine", engine, "--model", model]
     worker += ["--id", f"{prefix}-worker", "--session-capacity", str(capacity)]
     host = [sys.executable, "-m", "actors.cli", "host"]
     with (
         process("host", *host, env=environment(REDIS_URL=host_url, **shared)) as host_process,
-        process("worker", *worker, env=environment(REDIS_URL=worker_url, **shared)) as worker_process,
+        process(
+            "worker", *worker, env=environment(REDIS_URL=worker_url, **shared, **(settings or {}))
+        ) as worker_process,
     ):
         yield host_process, worker_process

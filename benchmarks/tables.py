@@ -23,7 +23,11 @@ def show(report: dict[str, Any]) -> None:
     )
     console.print(_times(report["times"]))
     console.print(_ratios(report["ratios"], report["targets"]))
-    console.print(_traffic(report["traffic"]))
+    if "traffic" in report:
+        console.print(_traffic(report["traffic"]))
+    for title in ("shares of a tick", "work of a chunk"):
+        if title in report:
+            console.print(_listed(title, report[title]))
 
 
 def _times(times: dict[str, Any]) -> Table:
@@ -39,6 +43,13 @@ def _ratios(ratios: dict[str, float], targets: dict[str, float]) -> Table:
     for name, value in ratios.items():
         bound = "at least" if name.startswith("rq") else "at most"
         table.add_row(name, f"{value:.2f}", f"{bound} {targets[name]}" if name in targets else "")
+    return table
+
+
+def _listed(title: str, values: dict[str, Any]) -> Table:
+    table = Table(title, "")
+    for name, value in values.items():
+        table.add_row(name, f"{value:.1%}" if isinstance(value, float) else str(value))
     return table
 
 
