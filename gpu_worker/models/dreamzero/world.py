@@ -44,7 +44,7 @@ class PolicyState:
         start: latent frames of the rollout so far; the next ones are imagined behind them.
         condition: [1, 20, F, h, w] of the rollout; None before it begins.
         stream: what the cameras have shown; None before the first observation.
-        video: latent frames of the last rollout as they were returned, float32 [16, n, h, w] each, on the host.
+        video: latent frames of the last rollout as they were returned, float32 [16, n, h, w], on the host.
     """
 
     next_chunk: int = 0
@@ -54,7 +54,7 @@ class PolicyState:
     start: int = 0
     condition: torch.Tensor | None = None
     stream: StreamState | None = None
-    video: tuple[npt.NDArray[np.float32], ...] = ()
+    video: npt.NDArray[np.float32] | None = None
 
     @property
     def nbytes(self) -> int:
