@@ -50,7 +50,12 @@ WORKER_NAMES: Final = frozenset(
         "ATTENTION_BACKEND",
         "STEP_EXECUTION",
         "WATCHDOG",
+        "CHECKPOINT",
+        "AR_DIFFUSION_HEIGHT",
+        "AR_DIFFUSION_WIDTH",
         "LINGBOT_ACTION_ROOT",
+        "ULYSSES_DEGREE",
+        "PARALLEL_CONFIG",
     }
 )
 """Variables that only `gpu_worker/config.py` reads, without their prefix."""

@@ -1,7 +1,8 @@
 """`worldline-worker`, also `python -m gpu_worker`: one GPU worker process.
 
 Exit codes: 0 told to end, 2 usage, 4 another live process has the name, 65 corrupt data in the broker, 69 the broker
-can't be reached, 70 the engine's memory can't be trusted any more, 78 bad configuration.
+can't be reached, 70 the engine's memory can't be trusted any more or a process of the worker is gone, 78 bad
+configuration. A worker on several devices is started by torchrun, one process a device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import structlog
 import typer
@@ -28,11 +29,15 @@ from contracts.errors import (
 )
 from contracts.event_loop import run
 from contracts.logs import configure_logging
-from gpu_worker.config import WorkerSettings
+from gpu_worker.config import WorkerSettings, launch
+from gpu_worker.device_name import device_of
 from gpu_worker.engine import TickEngine, load_engine
 from gpu_worker.guard import guarded
 from gpu_worker.name import NameTakenError
 from gpu_worker.worker import Worker
+
+if TYPE_CHECKING:
+    from gpu_worker.parallel.ranks import Ranks
 
 EXIT_OK: Final = 0
 EXIT_CODES: Final[tuple[tuple[type[WorldlineError], int], ...]] = (
@@ -43,7 +48,8 @@ EXIT_CODES: Final[tuple[tuple[type[WorldlineError], int], ...]] = (
     (ConfigurationError, 78),
 )
 
-EngineFactory = Callable[[WorkerSettings], TickEngine]
+EngineFactory = Callable[..., TickEngine]
+"""Called with the settings; and with `ranks`, those that share every sequence, where the worker has several devices."""
 
 ENGINES: Final = {"vllm-omni": "gpu_worker.omni_engine:make_engine"}
 """Engines that have a name of their own."""
@@ -70,6 +76,9 @@ def worker(  # noqa: PLR0917 - typer calls it by name
     session_capacity: Annotated[int | None, typer.Option(help="Resident sessions wanted.")] = None,
     payload_url: Annotated[str | None, typer.Option(help="redis: or a URL such as file:///dir.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="The broker.")] = None,
+    ulysses_degree: Annotated[
+        int | None, typer.Option(help="Devices that share every sequence; start as many with torchrun.")
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(help="vllm-omni, or module:factory of an engine; called with the settings.")
     ] = None,
@@ -86,13 +95,22 @@ def worker(  # noqa: PLR0917 - typer calls it by name
         "session_capacity": session_capacity,
         "payload_url": payload_url,
         "redis_url": redis_url,
+        "ulysses_degree": ulysses_degree,
     }
     try:
         settings = load_settings(WorkerSettings, **overrides)
         configure_logging(settings.log_level, settings.log_format)
         failpoints.arm(settings.failpoints)
+        here = launch()
+        settings.parallel.check_started(here.degree)
         factory = load_installed_model if engine is None else load_factory(engine)
-    except ConfigurationError as error:
+        if here.degree > 1:
+            from gpu_worker.parallel.start import leader, run_follower
+
+            if here.rank > 0:
+                raise typer.Exit(run_follower(settings, factory, here))
+            factory = leader(factory, here)
+    except tuple(kind for kind, _ in EXIT_CODES) as error:
         raise typer.Exit(explain(error)) from None
     raise typer.Exit(run(serve(settings, factory)))
 
@@ -134,11 +152,11 @@ def announce_ready(running: Worker) -> None:
     sys.stdout.flush()
 
 
-def load_installed_model(settings: WorkerSettings) -> TickEngine:
+def load_installed_model(settings: WorkerSettings, ranks: Ranks | None = None) -> TickEngine:
     """The engine of this project, for a pipeline that is installed."""
     return load_engine(
         settings.model,
-        device=_device(settings.device),
+        device=device_of(settings.device) if ranks is None else ranks.device,
         dtype=settings.dtype,
         gpu_memory_fraction=settings.gpu_memory_fraction,
         available_bytes=settings.device_memory,
@@ -147,15 +165,8 @@ def load_installed_model(settings: WorkerSettings) -> TickEngine:
         attention_backend=settings.attention_backend,
         step_execution=settings.step_execution,
         pipeline_config=settings.pipeline_config,
+        ranks=ranks,
     )
-
-
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    import torch  # late: another engine may do without
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_factory(name: str) -> EngineFactory:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
 from contracts.config import Milliseconds, SharedSettings
 from contracts.errors import ConfigurationError
 from contracts.payloads import check_payload_base
+from gpu_worker.parallel.launch import Launch
+from gpu_worker.parallel.modes import ParallelConfig
 
 SCRATCH_VARIABLE: Final = "AR_DIFFUSION_KV_SCRATCH_BLOCKS_PER_BRANCH"
 """The published name of the one setting without our prefix."""
@@ -32,6 +35,25 @@ def parse_bytes(value: object) -> object:
         raise ValueError('memory is a number of bytes, or one with a unit such as "141GB" or "80GiB"')
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+
+
+def launch() -> Launch:
+    """Which of a worker's processes this is, from what torchrun says; the only one where nobody says anything.
+
+    Raises ConfigurationError where they are spread over several machines.
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    try:
+        rank, degree, local_rank, local = (
+            int(os.environ.get(name, default)) for name, default in zip(names, (0, 1, 0, 1), strict=True)
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"{', '.join(names)} must be numbers: {error}", field="RANK") from None
+    if (rank, degree) != (local_rank, local):
+        raise ConfigurationError(
+            f"the processes of a worker run on one machine, here are {local} of {degree}", field="WORLD_SIZE"
+        )
+    return Launch(rank, degree)
 
 
 class WorkerSettings(SharedSettings):
@@ -57,6 +79,8 @@ class WorkerSettings(SharedSettings):
         checkpoint: the local directory of a model that has one.
         ar_diffusion_height, ar_diffusion_width: size of every session's pictures, in pixels, of a model that has a
             choice; None leaves it to the model.
+        ulysses_degree: devices that share every sequence, a process each; None for as many as torchrun has started.
+        parallel_config: what else is said about parallelism, as JSON; all but pure Ulysses is refused.
         lingbot_action_root: the folder beneath which requests may name trajectory directories and images; None allows
             none.
     """
@@ -80,6 +104,8 @@ class WorkerSettings(SharedSettings):
     checkpoint: Annotated[str, Field(min_length=1)] | None = None
     ar_diffusion_height: Positive | None = None
     ar_diffusion_width: Positive | None = None
+    ulysses_degree: Positive | None = None
+    parallel_config: dict[str, Any] = Field(default_factory=dict)
     lingbot_action_root: Annotated[str, Field(min_length=1)] | None = None
 
     @field_validator("worker_id")
@@ -110,6 +136,12 @@ class WorkerSettings(SharedSettings):
             return check_payload_base(value)
         except ConfigurationError as error:
             raise ValueError(error.message) from None
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """How many share a sequence; UnsupportedParallelismError for any other kind of parallelism."""
+        degree = {} if self.ulysses_degree is None else {"ulysses_degree": self.ulysses_degree}
+        return ParallelConfig.from_mapping({**self.parallel_config, **degree})
 
     @property
     def pipeline_config(self) -> dict[str, object]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from contracts.errors import InvalidArgumentError
+from contracts.errors import ConfigurationError, InvalidArgumentError
 from contracts.kv_spec import ARDiffusionKVOverrides
 from contracts.tick import ARDiffusionTickRequest
 from gpu_worker.capability import ARDiffusionRequest, DiffusionOutput
@@ -15,6 +16,7 @@ from gpu_worker.registry import load_pipeline_factory
 if TYPE_CHECKING:
     import torch
 
+    from gpu_worker.parallel.ranks import Ranks
     from gpu_worker.runner import ARDiffusionModelRunner
 
 
@@ -59,6 +61,15 @@ class TickEngine(Protocol):
 
     def memory(self) -> Mapping[str, int]:
         """Bytes and pages, planned and in use."""
+        ...
+
+
+@runtime_checkable
+class EndsWithWorker(Protocol):
+    """An engine that has to be told when its worker ends."""
+
+    def shut_down(self) -> None:
+        """Called once, last; whether it was started or not."""
         ...
 
 
@@ -127,6 +138,10 @@ class ARDiffusionEngine:
         """KVStateError unless pages, timelines and resident sessions agree."""
         self._runner.check_integrity()
 
+    def layout(self) -> str:
+        """Which pages belong to whom: equal on engines that have run the same requests."""
+        return self._runner.layout()
+
     def memory(self) -> Mapping[str, int]:
         """Planned and allocated bytes, managed pages in all and free; what is allocated is 0 before `start`."""
         return self._runner.memory()
@@ -155,6 +170,7 @@ def load_engine(
     kv: ARDiffusionKVOverrides | Mapping[str, Any] | None = None,
     pipeline_config: Mapping[str, Any] | None = None,
     enforce_eager: bool = False,
+    ranks: Ranks | None = None,
 ) -> ARDiffusionEngine:
     """Builds the pipeline of an installed model and plans its memory; `start()` allocates it.
 
@@ -171,13 +187,14 @@ def load_engine(
         kv: KV overrides of the deployment.
         pipeline_config: the model's own settings.
         enforce_eager: no compiled graphs, so no warm-up.
+        ranks: those that share every sequence with this process; None where it is alone.
 
     Raises:
         ConfigurationError: unknown model (the message lists the known ones), device or element type; or a setting
             that the model or the device can't follow.
         CapacityError: not even one session fits.
     """
-    from gpu_worker.device import resolve_device, resolve_dtype
+    from gpu_worker.device import free_memory_bytes, resolve_device, resolve_dtype
     from gpu_worker.runner import ARDiffusionModelRunner, RunnerOptions
 
     factory = load_pipeline_factory(model)
@@ -186,7 +203,11 @@ def load_engine(
         kv = ARDiffusionKVOverrides.from_mapping(kv or {})
     if gpu_memory_fraction is not None:
         kv = replace(kv, gpu_memory_fraction=gpu_memory_fraction)
-    pipeline = factory(device=torch_device, dtype=torch_dtype, config=dict(pipeline_config or {}))
+    build = partial(factory, device=torch_device, dtype=torch_dtype, config=dict(pipeline_config or {}))
+    pipeline = build() if ranks is None else _shared(model, build, ranks)
+    if ranks is not None:  # the same plan on every rank, whatever else is on its device
+        free = free_memory_bytes(torch_device) if available_bytes is None else available_bytes
+        available_bytes = ranks.minimum(free)
     options = RunnerOptions(
         kv=kv,
         session_capacity=session_capacity,
@@ -199,3 +220,12 @@ def load_engine(
     return ARDiffusionEngine(
         model, ARDiffusionModelRunner(pipeline, device=torch_device, dtype=torch_dtype, options=options)
     )
+
+
+def _shared(model: str, build: partial[Any], ranks: Ranks) -> Any:
+    """The pipeline of one of several ranks, once all have it; ConfigurationError for one that can't share."""
+    if getattr(build.func, "shares_sequences", False) is not True:
+        raise ConfigurationError(
+            f"model {model!r} runs on one device, ulysses_degree is {ranks.degree}", field="ulysses_degree"
+        )
+    return ranks.together(lambda: build(parallel=ranks.ulysses), f"loading {model}")

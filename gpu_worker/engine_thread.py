@@ -20,11 +20,12 @@ from contracts.errors import FAILURE_CODES, ModelError, WorldlineError
 from contracts.messages import WorkerRequest
 from gpu_worker.call_thread import CallThread
 from gpu_worker.encoding import EncodedChunk, encode_output
-from gpu_worker.engine import TickEngine
+from gpu_worker.engine import EndsWithWorker, TickEngine
 
 T = TypeVar("T")
 
 FIGURES_PERIOD_S: Final = 1.0
+END_PATIENCE_S: Final = 15.0
 _MESSAGE_LIMIT: Final = 2_000
 
 log = structlog.get_logger(__name__)
@@ -64,6 +65,7 @@ class EngineThread:
         self._on_evict = on_evict
         self._thread = CallThread("engine")
         self._engine: TickEngine | None = None
+        self._end_engine: Callable[[], None] | None = None
         self._figures_due_s = 0.0
         self.figures = EngineFigures()
         self.running = False
@@ -83,6 +85,8 @@ class EngineThread:
 
         def start() -> None:
             engine = self._make()
+            if isinstance(engine, EndsWithWorker):
+                self._end_engine = engine.shut_down
             engine.on_evict = self._on_evict
             engine.start()
             self._engine = engine
@@ -93,8 +97,13 @@ class EngineThread:
         """Runs a coroutine in the thread, on a loop of its own; it alone may call what follows. Raises what it raises."""
         await self._thread.call(lambda: event_loop.run(main()))
 
-    def shut_down(self) -> None:
-        """Lets the thread go; does not wait for a call that still runs."""
+    async def shut_down(self) -> None:
+        """Ends the engine and lets the thread go; does not wait for a call that still runs."""
+        if self._end_engine is not None and not self.running:
+            try:
+                await asyncio.wait_for(self._thread.call(self._end_engine), END_PATIENCE_S)
+            except Exception as error:  # noqa: BLE001 - the worker ends anyway
+                log.warning("the engine did not end in order", error=str(error))
         self._thread.end()
 
     # -- in the thread -------------------------------------------------------------------------------------------

@@ -294,6 +294,12 @@ class ARDiffusionModelRunner:
             "resident": len(self._sessions),
         }
 
+    def layout(self) -> str:
+        """Which pages belong to whom: equal on runners that have run the same requests."""
+        cache = self._cache
+        held = None if cache is None else (cache.layout(), cache.cross_attention.session_ids)
+        return repr((self.plan.num_blocks, self.plan.capacity, self.session_ids, held))
+
     def check_integrity(self) -> None:
         """KVStateError unless pages, timelines and resident sessions agree."""
         self._sessions.check_integrity(self.cache)

@@ -116,7 +116,7 @@ class Worker:
                     f"another process has taken the name {self.worker_id}", field="worker_id"
                 )
         finally:
-            self.engine.shut_down()
+            await self.engine.shut_down()
             await self._name.leave()
             await self._link.close()
 

@@ -135,6 +135,13 @@ class ARDiffusionKVCache:
 
     # ------------------------------------------------------------------------------------------------ accounting
 
+    def layout(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
+        """Each timeline's name, absolute and computed tokens, and pages."""
+        return [
+            (adapter.request_id, adapter.absolute_tokens, adapter.num_computed_tokens, adapter.table.ids)
+            for adapter in self._adapters.values()
+        ]
+
     def allocated_bytes(self) -> int:
         """Bytes of device memory held now, cross-attention and staging included."""
         paged = sum(page.nbytes for page in (*self.k_pages, *self.v_pages))

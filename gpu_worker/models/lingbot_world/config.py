@@ -119,5 +119,5 @@ def check_degree(degree: int, config: LingBotTransformerConfig, block_tokens: in
     for name, count in (("heads", config.num_attention_heads), ("tokens of a block", block_tokens)):
         if count % degree:
             raise InvalidArgumentError(
-                f"ulysses_degree {degree} does not divide the {count} {name}", field="ulysses_degree"
+                f"the {count} {name} must be divisible by ulysses_degree {degree}", field="ulysses_degree"
             )

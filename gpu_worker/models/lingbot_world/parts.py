@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpu_worker.models.lingbot_world.attention import SequenceParallel
 from gpu_worker.models.lingbot_world.schedule import check_scheduler_config
 from gpu_worker.models.lingbot_world.settings import LingBotTopology
 from gpu_worker.models.lingbot_world.text import TextEncoder
@@ -34,9 +35,20 @@ class LingBotParts:
 
 
 def load_parts(
-    checkpoint: Checkpoint, topology: LingBotTopology, *, device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    topology: LingBotTopology,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    parallel: SequenceParallel | None = None,
 ) -> LingBotParts:
     """Loads everything; all configurations are checked before the first weight is read.
+
+    Args:
+        checkpoint: where.
+        topology: what it must be.
+        device, dtype: of all weights.
+        parallel: ranks that share the transformer's sequence; each has all weights.
 
     Raises ConfigurationError naming the field, the weight or the file.
     """
@@ -45,7 +57,7 @@ def load_parts(
     vae_config = checkpoint.config("vae")
     check_vae_config(vae_config, topology.vae)
     transformer = CausalLingBotWorldTransformer3DModel.from_config(
-        checkpoint.config("transformer"), pinned=topology.transformer
+        checkpoint.config("transformer"), pinned=topology.transformer, parallel=parallel
     )
     text = TextEncoder.load(checkpoint, topology.transformer.text_dim, device=device, dtype=dtype)
     with torch.device("meta"):

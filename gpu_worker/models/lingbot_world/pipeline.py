@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,6 +19,7 @@ from contracts.tick import METADATA_KEY, ARDiffusionChunkMetadata, ARDiffusionTi
 from gpu_worker.capability import WARMUP_SESSION_ID, ARDiffusionRequest, DiffusionOutput
 from gpu_worker.kv.state import ARDiffusionKVState
 from gpu_worker.models.lingbot_world.actions import CameraState
+from gpu_worker.models.lingbot_world.attention import SequenceParallel
 from gpu_worker.models.lingbot_world.camera import (
     CameraTail,
     PictureSize,
@@ -49,10 +50,14 @@ class LingBotWorldPipeline:
         dtype: element type of all weights, and of conditions; latents stay in float32.
         config: settings, see `LingBotSettings`; `checkpoint` is needed.
         topology: what the checkpoint must be; None is the published one.
+        parallel: ranks that share every sequence; None where this process is alone.
 
     Raises:
         ConfigurationError: a setting or something in the checkpoint does not fit; names it.
     """
+
+    shares_sequences: ClassVar[bool] = True
+    """Whether several ranks can share a sequence: then `parallel` is given."""
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class LingBotWorldPipeline:
         dtype: torch.dtype,
         config: Mapping[str, Any] | None = None,
         topology: LingBotTopology | None = None,
+        parallel: SequenceParallel | None = None,
     ) -> None:
         self._settings = settings = LingBotSettings.from_mapping(config or {})
         self._topology = LingBotTopology() if topology is None else topology
@@ -68,7 +74,11 @@ class LingBotWorldPipeline:
         self._root = None if root is None else TrustedRoot(root)
         self._device, self._dtype = device, dtype
         self._size = PictureSize(settings.cost.ar_diffusion_height, settings.cost.ar_diffusion_width)
-        parts = load_parts(Checkpoint(settings.checkpoint), self._topology, device=device, dtype=dtype)
+        self._degree = 1 if parallel is None else parallel.degree
+        settings.check_degree(self._degree, self._topology.transformer)
+        parts = load_parts(
+            Checkpoint(settings.checkpoint), self._topology, device=device, dtype=dtype, parallel=parallel
+        )
         self._transformer, self._text, self._scheduler = parts.transformer, parts.text, parts.scheduler
         self._encoder = StreamingConditionEncoder(parts.vae, dtype=dtype)
         self._decoder = StreamingDecoder(parts.vae)
@@ -88,6 +98,7 @@ class LingBotWorldPipeline:
             transformer=topology.transformer,
             vae=topology.vae,
             itemsize=self._dtype.itemsize,
+            degree=self._degree,
         )
         return lingbot_kv_spec(
             height,
@@ -95,6 +106,7 @@ class LingBotWorldPipeline:
             owned=owned,
             transformer=topology.transformer,
             session_capacity=self._settings.cost.session_capacity,
+            degree=self._degree,
         )
 
     @contextmanager

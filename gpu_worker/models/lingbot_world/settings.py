@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.errors import ConfigurationError, InvalidArgumentError
-from gpu_worker.models.lingbot_world.config import LingBotTransformerConfig
+from gpu_worker.models.lingbot_world.config import LingBotTransformerConfig, check_degree
 from gpu_worker.models.lingbot_world.schedule import parse_flow_shift
-from gpu_worker.models.lingbot_world.spec import LingBotSpecSettings, VaeGeometry
+from gpu_worker.models.lingbot_world.spec import LingBotSpecSettings, VaeGeometry, tokens_per_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,9 @@ class LingBotSettings:
         checkpoint = rest.pop("checkpoint", None)
         shift = rest.pop("flow_shift", None)
         root = rest.pop("lingbot_action_root", None)
-        for name in (
-            "dtype",
-            "ulysses_degree",
-        ):  # the first is the worker's own, the other one worker's no choice
+        for name in ("dtype", "ulysses_degree"):  # the worker's own
             if name in rest:
-                raise ConfigurationError(f"{name} is no setting of this pipeline", field=name)
+                raise ConfigurationError(f"{name} is a setting of the worker", field=name)
         try:
             shift = None if shift is None else parse_flow_shift(shift)
         except InvalidArgumentError as error:
@@ -56,3 +53,12 @@ class LingBotSettings:
         if root is not None and not isinstance(root, str):
             raise ConfigurationError("lingbot_action_root must be a path", field="lingbot_action_root")
         return cls(checkpoint, shift, root, LingBotSpecSettings.from_mapping(rest))
+
+    def check_degree(self, degree: int, transformer: LingBotTransformerConfig) -> None:
+        """ConfigurationError unless `degree` ranks can share heads and tokens equally."""
+        cost = self.cost
+        frame_tokens = tokens_per_frame(cost.ar_diffusion_height, cost.ar_diffusion_width, transformer)
+        try:
+            check_degree(degree, transformer, transformer.num_frames_per_block * frame_tokens)
+        except InvalidArgumentError as error:
+            raise ConfigurationError(error.message, field=error.field) from None

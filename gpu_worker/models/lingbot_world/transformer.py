@@ -26,6 +26,7 @@ from gpu_worker.models.lingbot_world.checks import (
 )
 from gpu_worker.models.lingbot_world.config import LingBotTransformerConfig, check_degree
 from gpu_worker.models.lingbot_world.rope import Rotary, rotary
+from gpu_worker.parallel.errors import ShardError
 
 
 class UnknownWeightError(ConfigurationError, KeyError):
@@ -250,6 +251,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
                 self._mine(value.repeat_interleave(frame_tokens, dim=1), 1)
                 for value in (embedding, projection)
             )
+            self._check_shards(x, projection, chunk)
         projection = projection.float()
 
         layers = zip(self._blocks(), chunk.camera, kv, text, strict=True)
@@ -268,6 +270,19 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         angles = timestep.unsqueeze(-1) * frequencies
         embedding = self.time_embedding(torch.cat((angles.cos(), angles.sin()), dim=-1).to(self.dtype))
         return embedding, self.time_projection(embedding).unflatten(-1, (6, -1))
+
+    @staticmethod
+    def _check_shards(x: torch.Tensor, projection: torch.Tensor, chunk: ChunkInputs) -> None:
+        """ShardError unless hidden state, modulation, camera and rotary tables are of the same tokens."""
+        counts = {
+            "hidden state": x.shape[1],
+            "timestep": projection.shape[1],
+            "rotary tables": len(chunk.table[0]),
+            "camera": chunk.camera[0][0].shape[1],
+        }
+        if len(set(counts.values())) > 1:
+            said = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ShardError(f"SP input hooks: the shards have different tokens: {said}", field="chunk")
 
     def _mine(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         return x if self.parallel is None else self.parallel.shard(x, dim)

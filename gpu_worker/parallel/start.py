@@ -1,0 +1,67 @@
+"""How the processes of one worker come together: rank 0 serves the broker, the others do what it says."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import torch
+
+from contracts.errors import ConfigurationError
+from gpu_worker.config import WorkerSettings
+from gpu_worker.device_name import device_of
+from gpu_worker.engine import TickEngine
+from gpu_worker.parallel.engine import LeadingEngine, Member, follow
+from gpu_worker.parallel.launch import Launch
+from gpu_worker.parallel.ranks import Ranks
+
+MARGIN_S: Final = 30.0
+"""What ranks may differ by beyond the execution limit, at which the watchdog ends the worker."""
+
+log = structlog.get_logger(__name__)
+
+
+def leader(factory: Callable[..., TickEngine], launch: Launch) -> Callable[[WorkerSettings], TickEngine]:
+    """What rank 0 builds its engine with: the engine of `factory` on every rank.
+
+    Raises ConfigurationError for a factory that knows no ranks.
+    """
+    _check_factory(factory)
+    return lambda settings: LeadingEngine(join(settings, factory, launch))
+
+
+def run_follower(settings: WorkerSettings, factory: Callable[..., TickEngine], launch: Launch) -> int:
+    """Another rank than 0, until rank 0 stops; returns the exit code, or raises what the worker ends for."""
+    _check_factory(factory)
+    member = join(settings, factory, launch)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # they reach all ranks; rank 0 finishes what is in hand, and then stops
+    log.info("following", rank=launch.rank)
+    follow(member)
+    return 0
+
+
+def join(settings: WorkerSettings, factory: Callable[..., TickEngine], launch: Launch) -> Member:
+    """This process among those of its worker, its engine built; raises what building raises here, or on another rank."""
+    name = device_of(settings.device)
+    if ":" in name:
+        raise ConfigurationError(
+            f"device {name} is one, {launch.degree} processes run: say cuda", field="device"
+        )
+    limit_s = settings.execution_limit_ms / 1000 + MARGIN_S
+    ranks = Ranks(launch, torch.device(launch.device(name)), limit_s=limit_s)
+    try:
+        return Member(factory(settings, ranks=ranks), ranks)
+    except BaseException:
+        ranks.leave()
+        raise
+
+
+def _check_factory(factory: Callable[..., TickEngine]) -> None:
+    if "ranks" not in inspect.signature(factory).parameters:
+        raise ConfigurationError("this engine runs on one device only", field="ulysses_degree")
