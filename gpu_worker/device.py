@@ -10,11 +10,16 @@ from contracts.errors import ConfigurationError, InvalidArgumentError
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """A torch device from its name; ConfigurationError for one that torch does not know."""
+    """A torch device from its name, as its tensors name it: "cuda" is the current one, by its index.
+
+    ConfigurationError for one that torch does not know, or that is not here.
+    """
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ConfigurationError(f"device {device!r:.80} is not known: {error}", field="device") from None
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # the second where torch was built without it
+        raise ConfigurationError(
+            f"device {str(device)!r:.80} can't be used: {error}", field="device"
+        ) from None
 
 
 def resolve_dtype(dtype: torch.dtype | str) -> torch.dtype:

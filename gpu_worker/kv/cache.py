@@ -28,7 +28,7 @@ class ARDiffusionKVCache:
         spec: the pipeline's geometry.
         config: window and sink in force; must be usable.
         plan: how many pages and sessions.
-        device: where the pool lives.
+        device: where the pool lives; a type without an index stands for its current device.
         dtype: element type of K and V.
         attention: how layers attend; None for torch's own.
     """
@@ -47,7 +47,6 @@ class ARDiffusionKVCache:
         self.window = SlidingWindow.from_config(config)
         self.spec = spec
         self.plan = plan
-        self.device = device
         self.dtype = dtype
         self.block_size = self.window.chunk_size
         self.pool = BlockPool(plan.num_blocks)
@@ -55,6 +54,7 @@ class ARDiffusionKVCache:
         shape = (plan.total_blocks, self.block_size, spec.num_kv_heads, spec.head_size)
         self.k_pages = [zero_pages(shape, device, dtype) for _ in range(spec.num_layers)]
         self.v_pages = [zero_pages(shape, device, dtype) for _ in range(spec.num_layers)]
+        self.device = self.k_pages[0].device  # "cuda" is not equal to the "cuda:0" that its tensors are on
         self._staging = self._make_staging() if config.reuse_history_staging else None
         self._adapters: dict[str, KVRequestAdapter] = {}
 
@@ -69,8 +69,7 @@ class ARDiffusionKVCache:
 
     def begin_request(self, request_id: str, local_index: int) -> KVRequestAdapter:
         """A new timeline at position 0. It holds no page until its first commit."""
-        if request_id in self._adapters:
-            raise KVStateError(f"KV timeline {request_id!r} exists already")
+        self._check_unused(request_id)
         if not 0 <= local_index < self.spec.num_local_kv_branches:
             raise InvalidArgumentError(f"local_index {local_index} has no KV slot", field="local_index")
         adapter = KVRequestAdapter(request_id, local_index, self.block_size)
@@ -79,10 +78,16 @@ class ARDiffusionKVCache:
 
     def begin_session(self, session_id: str) -> dict[str, KVRequestAdapter]:
         """One timeline a logical branch, named `ar::{session}::{branch}`."""
-        return {
-            branch.name: self.begin_request(f"ar::{session_id}::{branch.name}", branch.local_index)
-            for branch in self.spec.kv_branches
-        }
+        names = {branch: f"ar::{session_id}::{branch.name}" for branch in self.spec.kv_branches}
+        for (
+            name
+        ) in names.values():  # all or none: session "a::b" and branch "c" could spell what "a" and "b::c" do
+            self._check_unused(name)
+        return {branch.name: self.begin_request(name, branch.local_index) for branch, name in names.items()}
+
+    def _check_unused(self, request_id: str) -> None:
+        if request_id in self._adapters:
+            raise KVStateError(f"KV timeline {request_id!r} exists already")
 
     def end_request(self, adapter: KVRequestAdapter) -> None:
         """Frees a timeline's pages, in-flight ones too, and forgets it; nothing happens the second time."""

@@ -102,7 +102,7 @@ class LayerKVHandle:
         return self.context.write_and_attend(int(self.layer_idx), q, k, v, extra_k=extra_k, extra_v=extra_v)
 
 
-# The pool is reached through the branch, not through an argument, so no argument is mutated.
+# The pool is reached through the branch, not through an argument, so no argument is mutated; see below for what is.
 @torch.library.custom_op("worldline::paged_write_and_attend", mutates_args=())
 def paged_write_and_attend(  # noqa: PLR0917 - an operator's schema is positional
     q: torch.Tensor,
@@ -124,3 +124,7 @@ def paged_write_and_attend(  # noqa: PLR0917 - an operator's schema is positiona
 @paged_write_and_attend.register_fake
 def _(q: torch.Tensor, *_others: torch.Tensor | None) -> torch.Tensor:
     return q.new_empty(q.shape)
+
+
+# What it writes is no output: without this a compiler drops the operator of a layer whose output nobody reads.
+torch.fx.node.has_side_effect(torch.ops.worldline.paged_write_and_attend.default)

@@ -136,6 +136,7 @@ def test_a_model_that_cannot_be_loaded_says_why(model: str, text: str) -> None:
     ("arguments", "field"),
     [
         ({"device": "no such device"}, "device"),
+        ({"device": "cuda:99"}, "device"),
         ({"dtype": "int8"}, "dtype"),
         ({"dtype": "no such type"}, "dtype"),
         ({"kv": {"windw": 1}}, "windw"),

@@ -5,7 +5,10 @@ from collections.abc import Collection
 import pytest
 import torch
 
-from contracts.kv_spec import ARDiffusionCrossAttentionKVSpec, ARDiffusionKVBranchSpec
+from contracts.capacity import plan_capacity
+from contracts.errors import KVStateError
+from contracts.kv_spec import ARDiffusionCrossAttentionKVSpec, ARDiffusionKVBranchSpec, resolve_kv_config
+from gpu_worker.kv.cache import ARDiffusionKVCache
 from gpu_worker.kv.state import ARDiffusionKVState
 from support.kv_cache import cache_of, make_cache, make_state, tiny_spec
 
@@ -136,3 +139,27 @@ def test_reset_drops_a_commit_in_flight() -> None:
     state.commit_paged_context("positive")
     assert state.adapter("positive").absolute_frames == 0
     cache_of(state).check_integrity()
+
+
+def test_a_session_whose_timelines_spell_those_of_another_leaves_nothing() -> None:
+    branches = (ARDiffusionKVBranchSpec("main", 0), ARDiffusionKVBranchSpec("x::main", 1))
+    cache = make_cache(tiny_spec(kv_branches=branches, session_capacity=2))
+    ARDiffusionKVState("w", cache)
+    before = cache.request_ids
+    with pytest.raises(KVStateError, match=r"'ar::w::x::main' exists already"):
+        ARDiffusionKVState("w::x", cache)
+    assert cache.request_ids == before == ("ar::w::main", "ar::w::x::main")
+    cache.check_integrity()
+
+
+def test_a_device_is_known_by_any_of_its_names() -> None:
+    spec = tiny_spec()
+    config = resolve_kv_config(spec, {"gpu_memory_fraction": 1.0})
+    plan = plan_capacity(spec, config, available_bytes=1 << 20, itemsize=4)
+    cache = ARDiffusionKVCache(spec, config, plan, device=torch.device("cpu", 0), dtype=torch.float32)
+    assert torch.device("cpu", 0) != torch.empty(0).device, "or there is nothing to test"
+    state = ARDiffusionKVState("w", cache)
+    (handle,) = state.get_kv_caches("main", seq_len=16)
+    state.prepare_paged_context("main")
+    x = torch.ones(1, 16, 1, 1)
+    assert torch.equal(handle.write_and_attend(x, x, x), x)
