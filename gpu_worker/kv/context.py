@@ -45,6 +45,7 @@ class PagedForwardContext:
         self._lease = lease
         self._metadata: PagedMetadata | None = None
         self._staging: HistoryStaging | None = None
+        self._staged: StagingKey | None = None
         self._retired = False
 
     @property
@@ -125,17 +126,16 @@ class PagedForwardContext:
         self._staging = self.cache.staging(self.adapter)
         if self._staging is not None:
             adapter = self.adapter
-            self._staging.begin(
-                StagingKey(
-                    adapter,
-                    adapter.resets,
-                    adapter.absolute_tokens,
-                    adapter.num_computed_tokens,
-                    history,
-                    metadata.max_seq_len,
-                    self.seq_len,
-                )
+            self._staged = StagingKey(
+                adapter,
+                adapter.resets,
+                adapter.absolute_tokens,
+                adapter.num_computed_tokens,
+                history,
+                metadata.max_seq_len,
+                self.seq_len,
             )
+            self._staging.begin(self._staged)
 
     # ------------------------------------------------------------------------------------------- layers
 
@@ -173,8 +173,10 @@ class PagedForwardContext:
         if extra_k is not None and extra_v is not None:
             write_extra(k_pages, metadata, extra_k[0])
             write_extra(v_pages, metadata, extra_v[0])
-        if self._staging is None:
+        if self._staging is None or self._staged is None:
             return self.cache.attention.attend(q, k_pages, v_pages, metadata)
+        # Said in each layer: another branch on the slot may have had its turn since the last one.
+        self._staging.begin(self._staged)
         keys, values = self._staging.gather(layer, k_pages, v_pages, metadata)
         return attend(q, keys.unsqueeze(0), values.unsqueeze(0))
 

@@ -57,9 +57,9 @@ class HistoryStaging:
 
     def begin(self, key: StagingKey) -> None:
         """Keeps what is staged if `key` equals the last one, else forgets it."""
-        if key != self._key:
-            self._key = key
+        if key is not self._key and key != self._key:
             self._staged.clear()
+        self._key = key
 
     def gather(
         self, layer: int, k_pages: torch.Tensor, v_pages: torch.Tensor, metadata: PagedMetadata

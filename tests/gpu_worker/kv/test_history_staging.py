@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from contracts.kv_spec import ARDiffusionKVBranchSpec
 from gpu_worker.kv.state import ARDiffusionKVState
 from support.kv_cache import cache_of, make_state, tiny_spec
 
@@ -96,3 +97,26 @@ def test_staged_and_unstaged_outputs_are_equal(sink: int, reset_at_boundary: boo
             torch.manual_seed(call)
             outputs.append(forward(state, commit=commit, extra=extra))
         torch.testing.assert_close(*outputs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["passes", "layers"])
+def test_branches_that_take_turns_on_one_slot_see_their_own_history(order: str) -> None:
+    branches = tuple(ARDiffusionKVBranchSpec(name, 0) for name in ("positive", "negative"))
+    spec = tiny_spec(num_layers=2, num_kv_heads=2, head_size=8, window_frames=3, kv_branches=branches)
+    outputs = []
+    for kv in ({"reuse_history_staging": True}, {}):
+        state = make_state(spec, kv=kv, spare_pages=20)
+        torch.manual_seed(0)
+        outputs.append([])
+        for commit in (True, True, False, False, True, False):
+            handles = {}
+            for branch in spec.branch_names:
+                handles[branch] = state.get_kv_caches(branch, seq_len=BLOCK, commit_current=commit)
+                state.prepare_paged_context(branch)
+            calls = [(branch, layer) for branch in spec.branch_names for layer in range(2)]
+            for branch, layer in calls if order == "passes" else sorted(calls, key=lambda call: call[1]):
+                q, k, v = torch.randn(3, 1, BLOCK, 2, 8)
+                outputs[-1].append(handles[branch][layer].write_and_attend(q, k, v))
+            for branch in spec.branch_names:
+                state.commit_paged_context(branch)
+    torch.testing.assert_close(*outputs, atol=1e-6, rtol=1e-6)
