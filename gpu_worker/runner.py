@@ -19,7 +19,6 @@ from contracts.capacity import CapacityPlan, plan_capacity
 from contracts.errors import (
     KVStateError,
     ModelError,
-    NotResidentError,
 )
 from contracts.kv_spec import resolve_kv_config
 from gpu_worker.capability import (
@@ -36,7 +35,7 @@ from gpu_worker.device import free_memory_bytes, synchronize
 from gpu_worker.kv.backends import make_attention_backend
 from gpu_worker.kv.cache import ARDiffusionKVCache
 from gpu_worker.runner_options import RunnerOptions
-from gpu_worker.session_request import SessionRequest, check_session_name
+from gpu_worker.session_request import SessionRequest, check_begins, check_session_name
 from gpu_worker.sessions import ResidentSession, ResidentSessions
 from gpu_worker.step_executor import StepExecutor
 from gpu_worker.stepwise import StepResult, StepSchedule, run_one_chunk
@@ -188,11 +187,13 @@ class ARDiffusionModelRunner:
             seed: random state of a session that starts with this request.
 
         Raises:
-            NotResidentError: a tick beyond chunk 0 whose session is not here; nothing was touched.
+            NotResidentError: a tick beyond chunk 0 whose session is not here, or is to start again; nothing was
+                touched.
             Whatever the forward raises, unchanged; the session was released.
         """
         flags = SessionRequest.of(request)
         if flags.reset:
+            check_begins(flags.session_id, request)
             self.reset_session(flags.session_id)
         output = self._forward(flags.session_id, request, seed)
         if flags.close_session and output.error is None:
@@ -206,11 +207,7 @@ class ARDiffusionModelRunner:
     def _session_of(self, session_id: str, request: ARDiffusionRequest, seed: int) -> ResidentSession:
         session = self._sessions.use(session_id)
         if session is None:
-            if request.tick is not None and request.tick.chunk_index > 0:
-                raise NotResidentError(
-                    f"session {session_id!r} is not resident, so chunk {request.tick.chunk_index} can't continue it",
-                    field="session_id",
-                )
+            check_begins(session_id, request)
             return self._sessions.create(session_id, self.cache, seed)
         if session.stepped is not None:
             raise KVStateError(f"session {session_id!r} runs a request step by step", field="session_id")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from contracts.errors import InvalidArgumentError
+from contracts.errors import InvalidArgumentError, NotResidentError
 from gpu_worker.capability import ARDiffusionRequest
 
 DEFAULT_SESSION_ID: Final = "default"
@@ -49,4 +49,13 @@ def check_session_name(value: object) -> None:
     if not isinstance(value, str) or not value.strip():
         raise InvalidArgumentError(
             f"session_id must be a non-empty string, got {value!r:.80}", field="session_id"
+        )
+
+
+def check_begins(session_id: str, request: ARDiffusionRequest) -> None:
+    """NotResidentError for a tick that needs a past, of a session that has none."""
+    if request.tick is not None and request.tick.chunk_index > 0:
+        raise NotResidentError(
+            f"session {session_id!r} is not resident, so chunk {request.tick.chunk_index} can't continue it",
+            field="session_id",
         )

@@ -103,19 +103,34 @@ class ResidentSessions:
         return session
 
     def call(self, session: ResidentSession, function: Callable[[], Output]) -> Output:
-        """Runs `function` with the session's KV lent and bound; if it fails, the session is released."""
-        name = session.session_id
+        """Runs `function` with the session's KV lent and bound; if it fails, the session is released.
+
+        Raises:
+            KVStateError: the pipeline closed the KV, which is not its own, or its binding hides errors.
+            Whatever `function` and the binding raise, unchanged.
+        """
+        name, done = session.session_id, False
         try:
             with (
                 torch.inference_mode(),
                 session.kv.lend(),
                 self._pipeline.bind_ar_diffusion_state(name, session.kv),
             ):
-                return function()
+                output = function()
+                done = True
+            if not done:  # a context manager may swallow what is raised inside it
+                raise KVStateError(
+                    f"the call of session {name!r} failed, and bind_ar_diffusion_state hid why"
+                )
+            if session.kv.closed:
+                raise KVStateError(
+                    f"the pipeline closed the KV of session {name!r}: that is the runner's to do"
+                )
         except BaseException:
             # It may have written half a chunk: nothing of the session can be trusted any more.
             self.release_quietly(name, "a forward exception")
             raise
+        return output
 
     def reset(self, session_id: str) -> None:
         """Releases a session, resident or not, and calls the pipeline's reset hook; the first error is raised."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypedDict
 
 import torch
@@ -51,8 +51,23 @@ class CrossAttentionStore:
         caches = (layers for session in self._sessions.values() for layers in session.values())
         return sum(layer["k"].nbytes + layer["v"].nbytes for layers in caches for layer in layers)
 
-    def populate(self, session_id: str, branch: str, name: str, layer_kv: Iterable[LayerKV]) -> None:
+    def populate(
+        self,
+        session_id: str,
+        branch: str,
+        name: str,
+        layer_kv: Iterable[LayerKV],
+        *,
+        before_publication: Callable[[], None] = lambda: None,
+    ) -> None:
         """Publishes one cache from exactly `num_layers` (k, v) pairs in layer order; values are copied.
+
+        Args:
+            session_id: the world.
+            branch: logical branch.
+            name: of the cache.
+            layer_kv: the pairs, each tensor [1, tokens, heads, head].
+            before_publication: raises if the session is over by now: the iterable may have run any code.
 
         Raises:
             UnknownNameError: unknown branch or name.
@@ -72,6 +87,7 @@ class CrossAttentionStore:
                 f"cross-attention cache {name!r}: expected {self._num_layers} layers, got {len(layers)}",
                 field=name,
             )
+        before_publication()
         self._sessions.setdefault(session_id, {})[branch, name] = layers
 
     def is_populated(self, session_id: str, branch: str, name: str) -> bool:
@@ -157,6 +173,13 @@ def _checked_pair(name: str, index: int, shape: tuple[int, ...], pair: object) -
     k, v = pair
     if not isinstance(k, torch.Tensor) or not isinstance(v, torch.Tensor):
         raise InvalidArgumentError(f"{where}: k and v must be tensors", field=name)
+    for tensor in (k, v):
+        if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta:
+            raise InvalidArgumentError(
+                f"{where}: k and v must be dense tensors of real numbers, got {tensor.dtype}, {tensor.layout}, "
+                f"on {tensor.device}",
+                field=name,
+            )
     if tuple(k.shape) != shape or tuple(v.shape) != shape:
         raise InvalidArgumentError(
             f"{where}: k/v shape must be {shape}, got {tuple(k.shape)} and {tuple(v.shape)}", field=name

@@ -160,7 +160,9 @@ class ARDiffusionKVState:
         Values are copied. An error, also one of the iterable, leaves the previous cache in place.
         """
         self._borrowed(branch)
-        self._cache.cross_attention.populate(self.session_id, branch, name, layer_kv)
+        self._cache.cross_attention.populate(
+            self.session_id, branch, name, layer_kv, before_publication=self._lease.check
+        )
 
     def is_cross_attention_populated(self, branch: str, name: str) -> bool:
         """Whether a complete cache of that name can be read."""

@@ -1,6 +1,7 @@
 """A pipeline that misuses its KV is told so by a typed error, and nobody else is harmed."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -48,6 +49,11 @@ def populate(state: ARDiffusionKVState, what: Any, branch: str = "main", name: s
     state.populate_cross_attention(branch, name, what)
 
 
+def closing(state: ARDiffusionKVState) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    yield from layers(2)
+    state.close()
+
+
 Case = tuple[str, Callable[[ARDiffusionKVState], object], type[Exception], str | None]
 
 CASES: list[Case] = [
@@ -79,6 +85,10 @@ CASES: list[Case] = [
     ("layers that are no tensors", lambda s: populate(s, [("k", "v")] * 2), InvalidArgumentError, "text"),
     ("layers in one tensor", lambda s: populate(s, GOOD), InvalidArgumentError, "text"),
     ("no layers at all", lambda s: populate(s, None), InvalidArgumentError, "text"),
+    ("layers of complex numbers", lambda s: populate(s, [(k.cfloat(), v) for k, v in layers(2)]), InvalidArgumentError, "text"),
+    ("layers without numbers", lambda s: populate(s, [(k, v.to("meta")) for k, v in layers(2)]), InvalidArgumentError, "text"),
+    ("layers that are sparse", lambda s: populate(s, [(k.to_sparse(), v) for k, v in layers(2)]), InvalidArgumentError, "text"),
+    ("a generator that ends the session", lambda s: populate(s, closing(s)), KVStateError, None),
     ("a generator that raises half-way", lambda s: populate(s, half_way()), InvalidArgumentError, "projection"),
     ("foreign branch of a cache", lambda s: populate(s, layers(2), branch="third"), UnknownNameError, "branch"),
     ("foreign cache", lambda s: populate(s, layers(2), name="audio"), UnknownNameError, "name"),
@@ -182,6 +192,41 @@ def test_misuse_is_a_typed_error_that_harms_no_other_session(
     run(runner, "other", 2)
     run(runner, "culprit", 0)
     runner.check_integrity()
+
+
+def test_a_pipeline_that_closes_its_kv_and_says_nothing_loses_the_session(
+    runner: ARDiffusionModelRunner, pipeline: Misusing
+) -> None:
+    before, free = kv_of(runner, "other"), runner.cache.pool.num_free
+
+    def close(_request: ARDiffusionRequest) -> DiffusionOutput:
+        assert pipeline.bound is not None
+        pipeline.bound.close()
+        return DiffusionOutput()
+
+    pipeline.forward = close  # type: ignore[method-assign]
+    with pytest.raises(KVStateError, match="closed the KV of session 'culprit'"):
+        run(runner, "culprit", 2)
+    assert pipeline.hooks() == [("close", "culprit")]
+    assert_only_the_culprit_suffers(runner, before, free)
+
+
+def test_a_binding_that_swallows_errors_hides_no_failure(
+    runner: ARDiffusionModelRunner, pipeline: Misusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, free = kv_of(runner, "other"), runner.cache.pool.num_free
+    bind = pipeline.bind_ar_diffusion_state
+
+    @contextmanager
+    def swallowing(session_id: str, state: ARDiffusionKVState) -> Iterator[None]:
+        with suppress(Exception), bind(session_id, state):
+            yield
+
+    monkeypatch.setattr(pipeline, "bind_ar_diffusion_state", swallowing)
+    pipeline.misuse = two_commits
+    with pytest.raises(KVStateError, match="bind_ar_diffusion_state hid why"):
+        run(runner, "culprit", 2)
+    assert_only_the_culprit_suffers(runner, before, free)
 
 
 @pytest.mark.parametrize(

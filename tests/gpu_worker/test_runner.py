@@ -208,6 +208,16 @@ def test_a_tick_that_continues_a_session_which_is_not_here_is_refused(
     assert pipeline.hooks() == []
 
 
+def test_a_tick_that_resets_beyond_chunk_0_is_refused_before_the_reset(
+    runner: ARDiffusionModelRunner, pipeline: RecordingPipeline
+) -> None:
+    run(runner, "a")
+    with pytest.raises(NotResidentError, match="chunk 1"):
+        runner.execute_model(ARDiffusionRequest(tick=make_tick("a", 1, reset=True)))
+    assert (runner.session_ids, pipeline.hooks()) == (("a",), [])
+    run(runner, "a", 1)
+
+
 def test_random_state_is_a_function_of_the_seed_and_continues(runner: ARDiffusionModelRunner) -> None:
     expected = torch.rand(3, generator=torch.Generator().manual_seed(5)).tolist()
     assert [float(run(runner, "a", index).payload["noise"]) for index in range(2)] == expected[:2]
