@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from contracts.errors import CapacityError, InvalidArgumentError
 from contracts.kv_spec import ARDiffusionKVCacheSpec, ARDiffusionKVConfig, check_fraction
+from contracts.memory_size import MAX_BYTES
 
 NULL_BLOCK_ID = 0
 _SPARE_BLOCKS = 2
@@ -41,7 +42,12 @@ def compute_num_blocks(available_bytes: int, gpu_memory_fraction: float, page_si
     """Whole pages in a share of the memory; never negative."""
     fraction = check_fraction(gpu_memory_fraction)
     _positive("page_size_bytes", page_size_bytes)
-    return max(0, int(available_bytes * fraction) // page_size_bytes)
+    return max(0, _share(available_bytes, fraction) // page_size_bytes)
+
+
+def _share(available_bytes: int, fraction: float) -> int:
+    """Whole bytes of a share; rounding makes none of it more than there is."""
+    return min(available_bytes, int(available_bytes * fraction))
 
 
 def scratch_blocks_per_branch(spec: ARDiffusionKVCacheSpec, minimum: int | None = None) -> int:
@@ -188,6 +194,7 @@ def plan_capacity(
         CapacityError: not even one session fits.
         InvalidArgumentError: an argument is out of range; names it.
     """
+    _check_available(available_bytes)
     memory = MemoryModel.of(spec, config, itemsize=itemsize, scratch_blocks_minimum=scratch_blocks_minimum)
     requested = spec.session_capacity
     if requested_capacity is not None:
@@ -199,7 +206,7 @@ def plan_capacity(
             available_bytes=available_bytes,
             required_bytes=smallest,
         )
-    configured = int(available_bytes * config.gpu_memory_fraction)
+    configured = _share(available_bytes, config.gpu_memory_fraction)
     budget = max(configured, smallest)
     # required() is affine in the number of sessions, so the largest that fits is one division away.
     per_session = memory.required_bytes(2) - smallest
@@ -214,3 +221,11 @@ def plan_capacity(
         managed_blocks=memory.managed_blocks(capacity),
         num_blocks=(budget - memory.fixed_bytes(capacity)) // memory.page_bytes,
     )
+
+
+def _check_available(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value > MAX_BYTES:
+        raise InvalidArgumentError(
+            f"available_bytes must be an integer of at most {MAX_BYTES}, got {value!r:.80}",
+            field="available_bytes",
+        )

@@ -252,3 +252,21 @@ def test_capacity_is_the_largest_that_fits_and_the_rest_becomes_pages(
 def test_planning_loads_no_torch() -> None:
     code = "import sys, contracts.capacity; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("available", [2**53 + 3, 2**63 - 1])
+def test_rounding_makes_no_budget_larger_than_what_is_there(available: int) -> None:
+    found = plan(TINY, fraction=1, itemsize=4, available_bytes=available)
+    assert int(available * 1.0) > available, "or there is nothing to test"
+    assert found.configured_bytes == found.budget_bytes == available
+    assert found.planned_bytes <= available
+    assert compute_num_blocks(available, 1.0, 1) == available
+
+
+@pytest.mark.parametrize(
+    "available", [10**400, 2**63, 1e9, "1GB", True, None], ids=lambda value: f"{value!r:.9}"
+)
+def test_available_memory_is_a_number_of_bytes_that_a_device_can_have(available: object) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        plan(TINY, fraction=1, itemsize=4, available_bytes=available)  # type: ignore[arg-type]
+    assert caught.value.field == "available_bytes"
