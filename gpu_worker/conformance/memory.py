@@ -49,10 +49,15 @@ def live_bytes(device: torch.device) -> int:
     storages: dict[int, int] = {}
     for item in gc.get_objects():
         # type() and not isinstance(): asking some lazy objects for their class makes them do things.
-        if issubclass(type(item), torch.Tensor) and _counts(item, device):
+        if issubclass(type(item), torch.Tensor) and not _is_traced(item) and _counts(item, device):
             storage = item.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+def _is_traced(tensor: torch.Tensor) -> bool:
+    """Whether it is one of those that a compiler traces with, which have no memory."""
+    return type(tensor).__module__.startswith("torch._subclasses")
 
 
 def _counts(tensor: torch.Tensor, device: torch.device) -> bool:

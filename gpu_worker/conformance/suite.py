@@ -99,11 +99,9 @@ def run_conformance(subject: Subject) -> list[CheckResult]:
         if missing:
             result = CheckResult(check.name, Outcome.NOT_RUN, f"needs {', '.join(sorted(missing))}")
         else:
-            pipeline = subject.build() if pipeline is None else pipeline
-            result = _run(check, subject, pipeline)
+            result, pipeline = _run(check, subject, pipeline)
         if result.outcome is Outcome.FAILED:
             failed.add(check.name)
-            pipeline = None  # whatever state it is in now belongs to the fault that was found
         results.append(result)
     return results
 
@@ -119,14 +117,17 @@ def _build(subject: Subject) -> tuple[object | None, CheckResult]:
     return pipeline, CheckResult(SPEC, Outcome.PASSED, _SPEC_ASKS)
 
 
-def _run(check: Check, subject: Subject, pipeline: object) -> CheckResult:
+def _run(check: Check, subject: Subject, pipeline: object | None) -> tuple[CheckResult, object | None]:
+    """How a check went, and the pipeline for the next one: None after a failure, to be built anew. Whatever state it
+    is in then belongs to the fault that was found."""
     try:
+        pipeline = subject.build() if pipeline is None else pipeline
         check.run(Bench(subject, pipeline, check.name))
     except NotApplicableError as reason:
-        return CheckResult(check.name, Outcome.NOT_APPLICABLE, str(reason))
+        return CheckResult(check.name, Outcome.NOT_APPLICABLE, str(reason)), pipeline
     except Exception as error:  # noqa: BLE001 - a pipeline may raise anything, and that is the result
-        return CheckResult(check.name, Outcome.FAILED, _told(error))
-    return CheckResult(check.name, Outcome.PASSED, check.asks)
+        return CheckResult(check.name, Outcome.FAILED, _told(error)), None
+    return CheckResult(check.name, Outcome.PASSED, check.asks), pipeline
 
 
 def _told(error: Exception) -> str:

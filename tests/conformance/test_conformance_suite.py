@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from typer.testing import CliRunner
 
 from gpu_worker.conformance import Outcome, Subject, run_conformance
 from gpu_worker.conformance.__main__ import app
+from gpu_worker.conformance.memory import live_bytes
 from gpu_worker.conformance.suite import CHECKS, check_names, passed
 from support.broken_pipelines import BROKEN, DividesByZeroLater, NeverCommits, Sound, Stepping
 from support.sketch_pipeline import WorldPipeline
 from support.tree import REPOSITORY
 
 torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
 
 
 def outcomes(factory: Any, **options: Any) -> dict[str, Outcome]:
@@ -91,6 +95,30 @@ def test_two_faults_are_told_with_their_own_messages() -> None:
     assert "committed no frame" in results["rolling_window"].message
     assert results["failure"].message == "needs rolling_window"
     assert not passed(results.values())
+
+
+def test_a_pipeline_that_can_be_built_only_once_is_told_so_and_nothing_is_raised() -> None:
+    built: list[object] = []
+
+    def once(**circumstances: Any) -> NeverCommits:
+        if built:
+            raise OSError("the checkpoint is locked")
+        built.append(NeverCommits(**circumstances))
+        return built[0]
+
+    results = {result.name: result for result in run_conformance(Subject(once))}
+
+    assert results["rolling_window"].outcome is Outcome.FAILED
+    assert results["memory"].message == "OSError: the checkpoint is locked"
+    assert list(results) == list(check_names())
+
+
+def test_what_a_compiler_keeps_is_no_tensor_of_the_session() -> None:
+    before = live_bytes(CPU)
+    real = torch.empty(1000, dtype=torch.float32)
+    with FakeTensorMode():
+        traced = torch.empty(1000)
+    assert live_bytes(CPU) - before == real.nbytes == traced.nbytes
 
 
 def test_a_prompt_that_never_matters_is_no_fault() -> None:
