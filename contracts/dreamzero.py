@@ -90,6 +90,18 @@ def observation_of(controls: Sequence[ARDiffusionControlInput]) -> Observation:
     )
 
 
+def observation_images(controls: Sequence[ARDiffusionControlInput]) -> dict[str, str]:
+    """Payload URL by view, in order of view, of the images that a tick's observation names.
+
+    Empty where there is no observation, or none that can be understood: its reader says what is wrong with it.
+    """
+    try:
+        observation = observation_of(controls)
+    except InvalidArgumentError:
+        return {}
+    return {view: observation.images[view] for view in observation.views}
+
+
 def observation_control(
     images: Mapping[str, str], state: Mapping[str, Sequence[float]], language: str
 ) -> ARDiffusionControlInput:

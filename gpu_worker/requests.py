@@ -25,7 +25,7 @@ from contracts.worker_link import WorkerLink
 from gpu_worker.encoding import EncodedChunk
 from gpu_worker.engine_thread import EngineThread
 from gpu_worker.ledger import Ledger, Verdict
-from gpu_worker.source_images import with_images
+from gpu_worker.source_images import with_images_of
 
 log = structlog.get_logger(__name__)
 
@@ -190,8 +190,8 @@ class RequestHandler:
         if refusal is not None:
             raise refusal
         params = request.params
-        if request.tick is not None and request.tick.chunk_index == 0:
-            params = await with_images(params, self._link.payloads)
+        if request.tick is not None:
+            params = await with_images_of(request.tick, params, self._link.payloads)
         self._release_other_life(request)
         self._ledger.began(request)
         failpoints.hit("worker.run.before")

@@ -93,7 +93,7 @@ def fit_view(picture: Picture, height: int, width: int) -> Picture:
     """The middle of a picture, resized without regard to its shape: bilinear, antialiased, rounded to uint8."""
     rows, columns = (int(CROP * side) for side in picture.shape[:2])
     top, left = round((picture.shape[0] - rows) / 2), round((picture.shape[1] - columns) / 2)
-    middle = torch.from_numpy(np.ascontiguousarray(picture[top : top + rows, left : left + columns]))
+    middle = torch.tensor(picture[top : top + rows, left : left + columns])
     values = middle.permute(2, 0, 1).unsqueeze(0).float()
     resized = F.interpolate(values, (height, width), mode="bilinear", align_corners=False, antialias=True)
     return resized[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
@@ -131,6 +131,6 @@ def stitch(views: Mapping[str, Picture], embodiment: Embodiment) -> Picture:
 
 def to_pixels(picture: Picture, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """uint8 [h, w, 3] as [1, 3, h, w] in [-1, 1]: a share of 255 first in `dtype`, then doubled and shifted."""
-    values = torch.from_numpy(np.ascontiguousarray(picture)).to(device)
+    values = torch.tensor(picture, device=device)
     unit = (values.float() / 255).to(dtype)
     return (unit * 2 - 1).permute(2, 0, 1).unsqueeze(0).contiguous()
