@@ -10,10 +10,8 @@ from contracts.errors import KVStateError
 from gpu_worker.kv.state import ARDiffusionKVState
 from gpu_worker.models.dreamzero.attention import CrossKV
 from gpu_worker.models.dreamzero.config import PATCH
+from gpu_worker.models.dreamzero.spec import IMAGE, TEXT
 from gpu_worker.models.dreamzero.transformer import DreamZeroTransformer, Flow, Timestep
-
-TEXT = "text"
-IMAGE = "image"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
