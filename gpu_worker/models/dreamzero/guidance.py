@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from gpu_worker.models.dreamzero.cfg import guided
 from gpu_worker.models.dreamzero.passes import Frames, PagedModel, Registers
 from gpu_worker.models.dreamzero.spec import NEGATIVE, POSITIVE
 from gpu_worker.models.dreamzero.transformer import DreamZeroTransformer, Flow
 
 
+class BranchedModel(Protocol):
+    """What a rollout runs."""
+
+    @property
+    def transformer(self) -> DreamZeroTransformer:
+        """Projects text and image."""
+        ...
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """Those that run here."""
+        ...
+
+    def prefill(self, frames: Frames) -> None:
+        """Leaves clean frames in the past of every branch."""
+        ...
+
+    def denoise(self, frames: Frames, registers: Registers) -> Flow:
+        """The guided flow of the video, and the positive branch's flow of the actions."""
+        ...
+
+
 class GuidedModel:
-    """What a rollout runs.
+    """Both branches on one worker.
 
     Args:
         model: the transformer bound to the session's KV.
@@ -18,7 +43,7 @@ class GuidedModel:
 
     def __init__(self, model: PagedModel, transformer: DreamZeroTransformer, *, scale: float) -> None:
         self.transformer = transformer
-        self.branches = (POSITIVE,) if scale == 1 else (POSITIVE, NEGATIVE)
+        self.branches: tuple[str, ...] = (POSITIVE,) if scale == 1 else (POSITIVE, NEGATIVE)
         self._model = model
         self._scale = scale
 
@@ -32,5 +57,4 @@ class GuidedModel:
         positive = self._model.denoise(POSITIVE, frames, registers)
         if NEGATIVE not in self.branches:
             return positive
-        negative = self._model.denoise(NEGATIVE, frames, registers)
-        return Flow(negative.video + self._scale * (positive.video - negative.video), positive.action)
+        return guided(positive, self._model.denoise(NEGATIVE, frames, registers), self._scale)

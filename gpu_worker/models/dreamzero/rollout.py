@@ -23,10 +23,11 @@ import torch
 
 from gpu_worker.kv.state import ARDiffusionKVState
 from gpu_worker.models.dreamzero.config import LATENT_CHANNELS, DreamZeroConfig
-from gpu_worker.models.dreamzero.guidance import GuidedModel
+from gpu_worker.models.dreamzero.guidance import BranchedModel
 from gpu_worker.models.dreamzero.passes import Frames, Registers
 from gpu_worker.models.dreamzero.pictures import Picture
 from gpu_worker.models.dreamzero.spec import IMAGE, TEXT
+from gpu_worker.models.dreamzero.step_cache import StepCache
 from gpu_worker.models.dreamzero.stream import FrameEncoder, FrameStream, StreamState
 from gpu_worker.models.dreamzero.unipc import UniPCSampler, UniPCSchedule
 from gpu_worker.models.dreamzero.world import PolicyState, Reset
@@ -56,11 +57,15 @@ class Answer:
         video: [1, 16, n, h, w] float32: the imagined latents, the picture's own in front where a rollout begins.
         actions: [1, A, max_action_dim] float32, normalised.
         start: latent frames of the rollout after it.
+        forwards: steps that ran the transformer.
+        reused: steps that a flow of another step was good enough for.
     """
 
     video: torch.Tensor
     actions: torch.Tensor
     start: int
+    forwards: int
+    reused: int
 
 
 def see(
@@ -83,7 +88,7 @@ def let_go(kv: ARDiffusionKVState, reset: Reset | None) -> None:
 
 def publish(
     kv: ARDiffusionKVState,
-    model: GuidedModel,
+    model: BranchedModel,
     *,
     text: Callable[[str], torch.Tensor],
     image: Callable[[], torch.Tensor],
@@ -114,22 +119,25 @@ class Rollout:
         schedule: noise levels of the actions, and of the video unless that is decoupled.
         sight: what was seen.
         stream: where `sight` comes from.
+        cache: lets steps do without a forward; None runs one every step.
     """
 
     def __init__(
         self,
         config: DreamZeroConfig,
-        model: GuidedModel,
+        model: BranchedModel,
         *,
         schedule: UniPCSchedule,
         sight: Sight,
         stream: FrameStream,
+        cache: StepCache | None = None,
     ) -> None:
         self._config = config
         self._model = model
         self._schedule = schedule
         self._sight = sight
         self._stream = stream
+        self._cache = cache
 
     def prefill(self, start: int) -> int:
         """Commits what was seen; returns where the imagined frames begin."""
@@ -161,10 +169,14 @@ class Rollout:
         video = UniPCSampler(video_schedule, _noise(frames, seed, condition))
         action = UniPCSampler(self._schedule, _noise(actions, seed, condition))
         while not action.complete:
-            flow = self._model.denoise(
-                Frames(video.sample.to(dtype), condition, start, float(video.timestep)),
-                Registers(action.sample.to(dtype), float(action.timestep), state),
-            )
+            flow = None if self._cache is None else self._cache.reuse()
+            if flow is None:
+                flow = self._model.denoise(
+                    Frames(video.sample.to(dtype), condition, start, float(video.timestep)),
+                    Registers(action.sample.to(dtype), float(action.timestep), state),
+                )
+                if self._cache is not None:
+                    self._cache.keep(flow)
             assert flow.action is not None, "registers went in, so actions come out"
             video.advance(flow.video.float())
             action.advance(flow.action.float())
@@ -172,7 +184,8 @@ class Rollout:
         if start == 1:  # the video begins with what was really seen
             first = self._sight.condition[:, MASK_CHANNELS:, :1].float()
             imagined = torch.cat((first, imagined), dim=2)
-        return Answer(imagined, action.sample, start + block)
+        reused = 0 if self._cache is None else self._cache.hits
+        return Answer(imagined, action.sample, start + block, self._schedule.steps - reused, reused)
 
     def _conditions(self, start: int) -> torch.Tensor:
         """The condition [1, 20, block, h, w] of a block; beyond the rollout's end the last one's."""
