@@ -63,7 +63,7 @@ class SupportsARDiffusionPipeline(Protocol):
     """What the runner asks of a pipeline.
 
     Optional: `ar_diffusion_warmup_requests() -> Iterable[ARDiffusionRequest]`, run once at start-up in the session
-    `WARMUP_SESSION_ID` (see `SupportsWarmup`).
+    `WARMUP_SESSION_ID` (see `SupportsWarmup`); `ar_diffusion_default_seed` (see `HasDefaultSeed`).
     """
 
     def ar_diffusion_kv_cache_spec(self) -> ARDiffusionKVCacheSpec:
@@ -145,6 +145,13 @@ class SupportsWarmup(Protocol):
     def ar_diffusion_warmup_requests(self) -> Iterable[ARDiffusionRequest]:
         """Requests to execute in order; their ticks name `WARMUP_SESSION_ID`."""
         ...
+
+
+@runtime_checkable
+class HasDefaultSeed(Protocol):
+    """A pipeline whose sessions begin from a seed of its own where they name none; of all others it is 0."""
+
+    ar_diffusion_default_seed: int
 
 
 _REQUIRED: Final = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from contracts.errors import ConfigurationError, InvalidArgumentError
 from contracts.kv_spec import ARDiffusionKVOverrides
 from contracts.tick import ARDiffusionTickRequest
-from gpu_worker.capability import ARDiffusionRequest, DiffusionOutput
+from gpu_worker.capability import ARDiffusionRequest, DiffusionOutput, HasDefaultSeed
 from gpu_worker.registry import load_pipeline_factory
 
 if TYPE_CHECKING:
@@ -73,6 +73,13 @@ class EndsWithWorker(Protocol):
         ...
 
 
+@runtime_checkable
+class SeedsSessions(Protocol):
+    """An engine that knows a seed for sessions that name none; any other begins them from 0."""
+
+    default_seed: int
+
+
 class ARDiffusionEngine:
     """`TickEngine` over a model runner.
 
@@ -84,6 +91,8 @@ class ARDiffusionEngine:
     def __init__(self, model: str, runner: ARDiffusionModelRunner) -> None:
         self.model = model
         self.capacity = runner.capacity
+        pipeline: object = runner.pipeline
+        self.default_seed = pipeline.ar_diffusion_default_seed if isinstance(pipeline, HasDefaultSeed) else 0
         self._runner = runner
 
     @property

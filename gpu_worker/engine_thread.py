@@ -20,7 +20,7 @@ from contracts.errors import FAILURE_CODES, ModelError, WorldlineError
 from contracts.messages import WorkerRequest
 from gpu_worker.call_thread import CallThread
 from gpu_worker.encoding import EncodedChunk, encode_output
-from gpu_worker.engine import EndsWithWorker, TickEngine
+from gpu_worker.engine import EndsWithWorker, SeedsSessions, TickEngine
 
 T = TypeVar("T")
 
@@ -119,7 +119,8 @@ class EngineThread:
         assert tick is not None, "a tick request carries its tick"
         if request.model != engine.model:
             raise ModelError(f"this worker serves {engine.model!r}, not {request.model!r:.80}", field="model")
-        seed = 0 if request.seed is None else request.seed
+        unnamed = engine.default_seed if isinstance(engine, SeedsSessions) else 0
+        seed = unnamed if request.seed is None else request.seed
         return self._guarded(lambda: encode_output(engine.execute_tick(tick, params=params, seed=seed)))
 
     def reset(self, session_id: str) -> None:

@@ -14,7 +14,7 @@ import structlog
 from contracts.errors import ConfigurationError, ModelError
 from contracts.tick import ARDiffusionTickRequest
 from gpu_worker.capability import DiffusionOutput
-from gpu_worker.engine import TickEngine
+from gpu_worker.engine import SeedsSessions, TickEngine
 from gpu_worker.parallel.ranks import Ranks
 from gpu_worker.parallel.requests import Order, RankRequest
 
@@ -110,6 +110,7 @@ class LeadingEngine:
         self._engine = member.engine
         self.model = self._engine.model
         self.capacity = self._engine.capacity
+        self.default_seed = self._engine.default_seed if isinstance(self._engine, SeedsSessions) else 0
 
     @property
     def on_evict(self) -> Callable[[str], None] | None:
@@ -166,8 +167,8 @@ class LeadingEngine:
         return self._member.perform(request)
 
 
-def follow(member: Member) -> None:
-    """Another rank than 0: does what rank 0 says until that stops; then raises what rank 0 has ended for, if anything."""
+def follow(member: Member) -> Exception | None:
+    """Another rank than 0: does what rank 0 says until that stops; what it stopped for, if that was a failure."""
     fatal: Exception | None = None
     while (request := RankRequest.decode(member.ranks.receive())).order is not Order.STOP:
         try:
@@ -176,6 +177,4 @@ def follow(member: Member) -> None:
             log.warning("a request failed", order=request.order.value, error=str(error))
             if isinstance(error, Exception) and request.order in {Order.START, Order.CHECK}:
                 fatal = error
-    member.ranks.leave()
-    if fatal is not None:
-        raise fatal
+    return fatal

@@ -135,7 +135,7 @@ class DreamZeroPipeline:
         policy = self._policy
         if is_dummy(request):
             shape = (policy.config.action_horizon, policy.config.max_action_dim)
-            return _output(request, {"actions": torch.zeros(shape)})
+            return DiffusionOutput(payload={"actions": torch.zeros(shape)})
         if self._kv is None:
             raise KVStateError("no session is bound: a forward runs inside bind_ar_diffusion_state only")
         session_id = self._kv.session_id

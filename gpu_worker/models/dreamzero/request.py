@@ -72,9 +72,9 @@ class Observed:
 
 
 def is_dummy(request: ARDiffusionRequest) -> bool:
-    """Whether an engine only wants to see the shape of an answer: the prompt "dummy run" and one step."""
-    asked = _asked(request)
-    return request.prompt == DUMMY_PROMPT and asked.get("num_inference_steps") == 1
+    """Whether an engine only wants to see the shape of an answer: no tick, the prompt "dummy run", and one step."""
+    dummy = request.tick is None and request.prompt == DUMMY_PROMPT
+    return dummy and _asked(request).get("num_inference_steps") == 1
 
 
 def check_options(request: ARDiffusionRequest, settings: DreamZeroSettings) -> Options:
