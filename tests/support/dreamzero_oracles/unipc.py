@@ -1,6 +1,7 @@
 """Flow-matching UniPC (order 2, bh2, clean prediction) from its formulas, in NumPy float64, as two plain functions."""
 
 import math
+from collections.abc import Generator
 
 import numpy as np
 
@@ -55,15 +56,15 @@ def move(
     return moved - a_t * big_b * (rho[:-1].sum() * d1 + rho[-1] * (m_t - m0))
 
 
-def run(sigmas: list[float], x: np.ndarray, flows: list[np.ndarray]) -> list[np.ndarray]:
-    """The sample after every step, for flows that are given."""
-    steps = len(flows)
+def walk(sigmas: list[float], x: np.ndarray) -> Generator[np.ndarray, np.ndarray, None]:
+    """Gives the sample of every level, the last one included; is sent the flow of all but the last."""
+    steps = len(sigmas) - 1
     clean: list[np.ndarray] = []
     orders: list[int] = []
     last = x
-    samples = []
     for i in range(steps):
-        m = x - sigmas[i] * flows[i]
+        flow = yield x
+        m = x - sigmas[i] * flow
         if i > 0:
             before = (sigmas[i - 2], clean[i - 2]) if orders[-1] == 2 else None
             x = move(last, sigmas[i - 1], sigmas[i], clean[i - 1], before=before, m_t=m)
@@ -72,5 +73,11 @@ def run(sigmas: list[float], x: np.ndarray, flows: list[np.ndarray]) -> list[np.
         last = x
         before = (sigmas[i - 1], clean[i - 1]) if orders[-1] == 2 else None
         x = move(last, sigmas[i], sigmas[i + 1], m, before=before, m_t=None)
-        samples.append(x)
-    return samples
+    yield x
+
+
+def run(sigmas: list[float], x: np.ndarray, flows: list[np.ndarray]) -> list[np.ndarray]:
+    """The sample after every step, for flows that are given."""
+    steps = walk(sigmas, x)
+    next(steps)
+    return [steps.send(flow) for flow in flows]
