@@ -16,13 +16,10 @@ import redis.asyncio
 from PIL import Image
 
 from gpu_worker.config import WorkerSettings
-from gpu_worker.worker import Worker
 from support.broker import RealBroker
-from support.hosting import Caller, running_host
-from support.lingbot_engine import MODEL, make
-from support.lingbot_worlds import shared_checkpoint
+from support.hosting import Caller
+from support.lingbot_hosting import lingbot_stack
 from support.tree import REPOSITORY
-from support.worker_runner import QUICK
 
 PAGE = (REPOSITORY / "docs" / "lingbot_world.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
@@ -80,23 +77,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 async def url(broker: RealBroker, folder: Path) -> AsyncIterator[str]:
     """A broker with a host, and the page's worker over a tiny checkpoint."""
-    values: dict[str, Any] = QUICK | {
-        "model": MODEL,
-        "redis_url": broker.url,
-        "checkpoint": str(shared_checkpoint()),
-        "ar_diffusion_height": 32,
-        "ar_diffusion_width": 48,
-        "lingbot_action_root": str(folder),
-    }
-    settings = WorkerSettings(**values)
-    engine, ready = make(settings), asyncio.Event()
-    worker = Worker(settings, lambda: engine, on_ready=lambda _: ready.set())
-    async with running_host(broker.url):
-        task = asyncio.create_task(worker.run())
-        await asyncio.wait_for(ready.wait(), 20)
+    async with lingbot_stack(broker.url, lingbot_action_root=str(folder)):
         yield broker.url
-        worker.stop()
-        await asyncio.wait_for(task, 20)
 
 
 async def test_the_commands_drive_a_world_with_a_prompt_switch_and_a_script(
