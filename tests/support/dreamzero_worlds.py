@@ -19,11 +19,15 @@ from contracts.tick import ARDiffusionTickRequest
 from gpu_worker.capability import ARDiffusionRequest, DiffusionOutput
 from gpu_worker.models.dreamzero.pipeline import DreamZeroPipeline
 from gpu_worker.runner import ARDiffusionModelRunner, RunnerOptions
-from support.dreamzero_checkpoint import write_checkpoint
+from support.dreamzero_checkpoint import EMBODIMENT, deployment, write_checkpoint
 from support.kv_cache import CPU
+from support.lingbot_checkpoint import change_json
 
 VIEWS = ("left", "right", "wrist")
-LANGUAGE = "Walk over  the Snow"
+LANGUAGE = "Over  the Snow"
+OTHER_LANGUAGE = "the river and night"
+PROMPT = "{language} and rain"
+"""Short: the tiny text encoder reads seven tokens, and the language must be among them."""
 
 STEPS = 3
 """Denoising steps of most tests; each is a forward of both branches."""
@@ -34,7 +38,19 @@ def shared_checkpoint() -> Path:
     """One checkpoint for all tests of a process; nobody changes it."""
     folder = Path(mkdtemp(prefix="dreamzero-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return write_checkpoint(folder / "checkpoint")
+    return with_prompt(write_checkpoint(folder / "checkpoint"))
+
+
+def with_prompt(checkpoint: Path) -> Path:
+    """The checkpoint with this module's prompt."""
+    robot = deployment()["embodiments"][EMBODIMENT] | {"prompt": PROMPT}
+    change_json(checkpoint / "worldline.json", embodiments={EMBODIMENT: robot})
+    return checkpoint
+
+
+def sentence(language: str) -> str:
+    """What the text encoder is given."""
+    return PROMPT.replace("{language}", " ".join(language.lower().split()))
 
 
 def tiny_pipeline(
