@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +108,11 @@ class DreamZeroTransformer(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.patch_embedding.weight.device
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Compiles the blocks (`options` as for `torch.compile`); all of them share their graphs."""
+        for block in self._blocks():
+            block.compile(**options)
 
     # ------------------------------------------------------------------------------------------------ once a rollout
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from support.dreamzero_model import (
     TINY,
@@ -85,3 +86,20 @@ def test_observations_equal_the_dense_formulas_across_a_reset(scale: float) -> N
     assert len(found) == len(expected) == 6
     for got, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(got[0], wanted, atol=1e-5, rtol=1e-5)
+
+
+# The tracer of the compiler warns about its own use of a deprecated name, not about ours.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_compiled_blocks_share_graphs_and_change_no_result() -> None:
+    torch._dynamo.reset()
+    expected = Life("float32", 5.0, None).run()
+    counter = CompileCounterWithBackend("eager")
+
+    with torch.inference_mode():
+        life = Life("float32", 5.0, None)
+        life.transformer.compile_blocks(backend=counter, fullgraph=True)
+        found = life.run()
+
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=1e-5)
+    assert counter.frame_count == 3  # the first frame, frames that follow, frames with registers

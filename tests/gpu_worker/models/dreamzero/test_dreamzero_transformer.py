@@ -16,9 +16,10 @@ from contracts.kv_spec import (
 from gpu_worker.kv.state import ARDiffusionKVState
 from gpu_worker.models.dreamzero.attention import CastFirstRMSNorm
 from gpu_worker.models.dreamzero.blocks import layer_norm, modulate
-from gpu_worker.models.dreamzero.passes import IMAGE, TEXT, Frames, PagedModel, Registers
+from gpu_worker.models.dreamzero.passes import Frames, PagedModel, Registers
 from gpu_worker.models.dreamzero.registers import sine_cosine
 from gpu_worker.models.dreamzero.rope import block_index, rotary
+from gpu_worker.models.dreamzero.spec import IMAGE, TEXT
 from gpu_worker.models.dreamzero.transformer import DreamZeroTransformer, Flow
 from support.dreamzero_model import (
     TINY,
