@@ -8,6 +8,7 @@ configuration. A worker on several devices is started by torchrun, one process a
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from contracts.errors import (
     ConfigurationError,
     CorruptDataError,
     KVStateError,
+    InvalidArgumentError,
     WorldlineError,
 )
 from contracts.event_loop import run
@@ -35,6 +37,7 @@ from gpu_worker.engine import TickEngine, load_engine
 from gpu_worker.guard import guarded
 from gpu_worker.name import NameTakenError
 from gpu_worker.worker import Worker
+from gpu_worker.parallel.launch import Launch
 
 if TYPE_CHECKING:
     from gpu_worker.parallel.ranks import Ranks
@@ -104,12 +107,25 @@ def worker(  # noqa: PLR0917 - typer calls it by name
         here = launch()
         settings.parallel.check_started(here.degree)
         factory = load_installed_model if engine is None else load_factory(engine)
-        if here.degree > 1:
-            from gpu_worker.parallel.start import leader, run_follower
+        if here.degree > 1 and "ranks" not in inspect.signature(factory).parameters:
+            raise ConfigurationError("this engine runs on one device only", field="ulysses_degree")
+    except ConfigurationError as error:
+        raise typer.Exit(explain(error)) from None
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(error.message) from None
+    raise typer.Exit(run_rank(settings, factory, here))
 
-            if here.rank > 0:
-                raise typer.Exit(run_follower(settings, factory, here))
-            factory = leader(factory, here)
+
+def run_rank(settings: WorkerSettings, factory: EngineFactory, here: Launch) -> int:
+    """Runs the worker, or what is this process's part of one on several devices; returns the exit code."""
+    if here.degree == 1:
+        return run(serve(settings, factory))
+    from gpu_worker.parallel.start import leader, run_follower
+
+    if here.rank == 0:
+        return run(serve(settings, leader(factory, here)))
+    try:
+        return run_follower(settings, factory, here)
     except tuple(kind for kind, _ in EXIT_CODES) as error:
         raise typer.Exit(explain(error)) from None
     raise typer.Exit(run(serve(settings, factory)))

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -220,12 +221,14 @@ class Ranks:
         self._store.set(key, orjson.dumps([self.ulysses.calls.total(), described]).decode())
         self._noted.append(key)
         missing = [self._key(rank) for rank in range(self.degree) if rank != self.rank]
+        closed = f"closed/{self._generation}"
         deadline_s = time.monotonic() + FAILURES_PATIENCE_S
-        while time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s and not self._store.check([closed]):
             if self._store.check(missing):
                 return
             time.sleep(0.002)
-        self._store.set(f"closed/{self._generation}", "")
+        self._store.set(closed, "")
+        _forget_frames(error)
         self._drop_group()
 
     def _first_failure(self, own: BaseException | None) -> BaseException:
@@ -247,7 +250,7 @@ class Ranks:
 
     def _look(self) -> None:
         """Of the watch: ranks that wait in nccl for one that has closed the group don't notice by themselves."""
-        if self._backend != "nccl" or not self._flags.check([f"closed/{self._generation}"]):
+        if self._backend == "gloo" or not self._flags.check([f"closed/{self._generation}"]):
             return
         group = self.ulysses.group
         if group is not None:
@@ -268,3 +271,10 @@ class Ranks:
         self._generation += 1
         self.ulysses.calls.clear()
         self.ulysses.group = self._new_group()
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Calls that failed in a collective still hold the group, and it would stay open."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
 from collections.abc import Callable
 from typing import Final
@@ -25,24 +24,22 @@ log = structlog.get_logger(__name__)
 
 
 def leader(factory: Callable[..., TickEngine], launch: Launch) -> Callable[[WorkerSettings], TickEngine]:
-    """What rank 0 builds its engine with: the engine of `factory` on every rank.
-
-    Raises ConfigurationError for a factory that knows no ranks.
-    """
-    _check_factory(factory)
+    """What rank 0 builds its engine with: the engine of `factory` on every rank."""
     return lambda settings: LeadingEngine(join(settings, factory, launch))
 
 
 def run_follower(settings: WorkerSettings, factory: Callable[..., TickEngine], launch: Launch) -> int:
     """Another rank than 0, until rank 0 stops; returns the exit code, or raises what the worker ends for."""
-    _check_factory(factory)
     member = join(settings, factory, launch)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(
             number, signal.SIG_IGN
         )  # they reach all ranks; rank 0 finishes what is in hand, and then stops
     log.info("following", rank=launch.rank)
-    follow(member)
+    failure = follow(member)
+    member.ranks.leave()
+    if failure is not None:
+        raise failure
     return 0
 
 
@@ -60,8 +57,3 @@ def join(settings: WorkerSettings, factory: Callable[..., TickEngine], launch: L
     except BaseException:
         ranks.leave()
         raise
-
-
-def _check_factory(factory: Callable[..., TickEngine]) -> None:
-    if "ranks" not in inspect.signature(factory).parameters:
-        raise ConfigurationError("this engine runs on one device only", field="ulysses_degree")

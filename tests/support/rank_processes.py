@@ -25,6 +25,7 @@ class RankProcesses:
     def __init__(self, degree: int) -> None:
         context = mp.get_context("spawn")
         port = free_port()
+        self.degree = degree
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(degree):
