@@ -29,7 +29,7 @@ OTHER_LANGUAGE = "the river and night"
 PROMPT = "{language} and rain"
 """Short: the tiny text encoder reads seven tokens, and the language must be among them."""
 
-STEPS = 3
+STEPS = 2
 """Denoising steps of most tests; each is a forward of both branches."""
 
 
