@@ -32,5 +32,12 @@ def parse_assignments(
         if name in values:
             raise InvalidArgumentError(f"--{option} {name:.80} is given twice", field=name[:80])
         plain = name in words and not value.startswith('"')
-        values[name] = value if plain else loads(value, name[:80])
+        values[name] = value if plain else _value(value, name[:80], option)
     return values
+
+
+def _value(text: str, name: str, option: str) -> Any:
+    try:
+        return loads(text, name)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"--{option} {error.message}", field=name) from None

@@ -56,6 +56,9 @@ WORKER_NAMES: Final = frozenset(
         "LINGBOT_ACTION_ROOT",
         "ULYSSES_DEGREE",
         "PARALLEL_CONFIG",
+        "OMNI_SETUP",
+        "MODEL_PARAMS",
+        "KV_CONFIG",
     }
 )
 """Variables that only `gpu_worker/config.py` reads, without their prefix."""

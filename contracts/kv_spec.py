@@ -255,7 +255,11 @@ _CONFIG_BOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class ARDiffusionKVOverrides:
-    """What a deployment changes. None means unset; 0 and False are values like any other."""
+    """What a deployment changes. None means unset; 0 and False are values like any other.
+
+    Raises:
+        InvalidArgumentError: a value that is set is none of that field of `ARDiffusionKVConfig`; names the field.
+    """
 
     window_chunks: int | None = None
     sink_chunks: int | None = None
@@ -265,9 +269,17 @@ class ARDiffusionKVOverrides:
     reuse_history_staging: bool | None = None
     warmup_capture_reset: bool | None = None
 
+    def __post_init__(self) -> None:
+        ARDiffusionKVConfig(**self.values())
+
+    def values(self) -> dict[str, Any]:
+        """What is set, by its name."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> ARDiffusionKVOverrides:
-        """From a deployment's raw mapping.
+        """From a deployment's raw mapping. The spec's `window_frames` and `sink_frames` may be called by these names.
 
         `enable` and `chunk_size` are accepted and ignored: a pipeline with paged KV always uses it, and the size of a
         block is the model's. Any other unknown key is an InvalidArgumentError naming it.
@@ -277,14 +289,25 @@ class ARDiffusionKVOverrides:
                 f"KV config must be a mapping, got {type(raw).__name__}", field="kv_config"
             )
         known = {field.name for field in fields(cls)}
-        values = {key: value for key, value in raw.items() if key not in _FIXED_KEYS}
-        for key in values:
-            if key not in known:
-                raise InvalidArgumentError(f"KV config: unknown key {key!r:.80}", field=str(key)[:80])
+        values: dict[str, Any] = {}
+        for key, value in raw.items():
+            name = _SPEC_NAMES.get(key, key)
+            if name in _FIXED_KEYS:
+                continue
+            if name not in known:
+                raise InvalidArgumentError(
+                    f"KV config: unknown key {key!r:.80}; a deployment sets {', '.join(sorted(known))}",
+                    field=str(key)[:80],
+                )
+            if name in values:
+                raise InvalidArgumentError(f"KV config: {name} is given by both of its names", field=name)
+            values[name] = value
         return cls(**values)
 
 
 _FIXED_KEYS = frozenset({"enable", "chunk_size"})
+_SPEC_NAMES = {"window_frames": "window_chunks", "sink_frames": "sink_chunks"}
+"""What the spec calls it -> what the published configuration calls it."""
 
 
 def resolve_kv_config(
@@ -301,8 +324,5 @@ def resolve_kv_config(
         "sink_chunks": spec.sink_frames,
         "reset_at_boundary": spec.reset_at_boundary,
     }
-    for field in fields(overrides):
-        value = getattr(overrides, field.name)
-        if value is not None:
-            values[field.name] = value
+    values.update(overrides.values())
     return ARDiffusionKVConfig(enable=True, chunk_size=spec.tokens_per_frame, **values)

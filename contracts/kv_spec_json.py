@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any, Final, TypeVar
 
 from contracts.errors import InvalidArgumentError
+from contracts.events import loads
 from contracts.kv_spec import (
     ARDiffusionCrossAttentionKVSpec,
     ARDiffusionKVBranchSpec,
@@ -22,6 +24,21 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "float16": 2, "bfloat16":
 """Element types that KV can have, and the bytes of one element."""
 
 T = TypeVar("T", ARDiffusionKVBranchSpec, ARDiffusionCrossAttentionKVSpec, ARDiffusionKVCacheSpec)
+
+
+def loads_kv_spec(text: str | bytes) -> Any:
+    """The value that a file of a spec holds; InvalidArgumentError for no JSON, or an object that names a field twice."""
+    value = loads(text, "spec")  # by its errors; of two values for one field it would silently take the last
+    json.loads(text, object_pairs_hook=_unique)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgumentError(f"spec: field {name!r:.80} is given twice", field=name[:80])
+    return dict(pairs)
 
 
 def kv_spec_to_dict(spec: ARDiffusionKVCacheSpec, dtype: str) -> dict[str, Any]:

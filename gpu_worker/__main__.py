@@ -20,13 +20,14 @@ import structlog
 import typer
 
 from contracts import failpoints
+from contracts.assignments import parse_assignments
 from contracts.config import load_settings
 from contracts.errors import (
     BrokerError,
     ConfigurationError,
     CorruptDataError,
-    KVStateError,
     InvalidArgumentError,
+    KVStateError,
     WorldlineError,
 )
 from contracts.event_loop import run
@@ -36,8 +37,8 @@ from gpu_worker.device_name import device_of
 from gpu_worker.engine import TickEngine, load_engine
 from gpu_worker.guard import guarded
 from gpu_worker.name import NameTakenError
-from gpu_worker.worker import Worker
 from gpu_worker.parallel.launch import Launch
+from gpu_worker.worker import Worker
 
 if TYPE_CHECKING:
     from gpu_worker.parallel.ranks import Ranks
@@ -82,12 +83,23 @@ def worker(  # noqa: PLR0917 - typer calls it by name
     ulysses_degree: Annotated[
         int | None, typer.Option(help="Devices that share every sequence; start as many with torchrun.")
     ] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(metavar="K=JSON", help="A setting of the model; repeatable.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Another window_frames, sink_frames or reset_at_boundary than the model's; repeatable.",
+        ),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(help="vllm-omni, or module:factory of an engine; called with the settings.")
     ] = None,
 ) -> None:
     """Runs one GPU worker until SIGTERM or SIGINT. Options win over the environment (WORLDLINE_*, REDIS_URL)."""
-    overrides = {
+    overrides: dict[str, object] = {
         "model": model,
         "checkpoint": checkpoint,
         "worker_id": worker_id,
@@ -101,6 +113,8 @@ def worker(  # noqa: PLR0917 - typer calls it by name
         "ulysses_degree": ulysses_degree,
     }
     try:
+        overrides["model_params"] = parse_assignments(param or [], "param") or None
+        overrides["kv_config"] = parse_assignments(set_ or [], "set", form="FIELD=VALUE") or None
         settings = load_settings(WorkerSettings, **overrides)
         configure_logging(settings.log_level, settings.log_format)
         failpoints.arm(settings.failpoints)
@@ -127,8 +141,7 @@ def run_rank(settings: WorkerSettings, factory: EngineFactory, here: Launch) -> 
     try:
         return run_follower(settings, factory, here)
     except tuple(kind for kind, _ in EXIT_CODES) as error:
-        raise typer.Exit(explain(error)) from None
-    raise typer.Exit(run(serve(settings, factory)))
+        return explain(error)
 
 
 async def serve(settings: WorkerSettings, factory: EngineFactory) -> int:
@@ -180,6 +193,7 @@ def load_installed_model(settings: WorkerSettings, ranks: Ranks | None = None) -
         scratch_blocks_per_branch=settings.scratch_blocks_per_branch,
         attention_backend=settings.attention_backend,
         step_execution=settings.step_execution,
+        kv=settings.kv_config,
         pipeline_config=settings.pipeline_config,
         ranks=ranks,
     )

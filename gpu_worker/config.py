@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from contracts.config import Milliseconds, SharedSettings
 from contracts.errors import ConfigurationError
+from contracts.events import loads
+from contracts.kv_spec import ARDiffusionKVOverrides
+from contracts.memory_size import parse_memory
 from contracts.payloads import check_payload_base
 from gpu_worker.parallel.launch import Launch
 from gpu_worker.parallel.modes import ParallelConfig
@@ -20,21 +24,21 @@ SCRATCH_VARIABLE: Final = "AR_DIFFUSION_KV_SCRATCH_BLOCKS_PER_BRANCH"
 _WORKER_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 _DTYPES: Final = ("float32", "float16", "bfloat16")
-_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 Positive = Annotated[int, Field(gt=0)]
 
 
-def parse_bytes(value: object) -> object:
-    """Bytes from a number, or from text such as "141GB" (powers of 1000) or "80GiB" (powers of 1024)."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise ValueError('memory is a number of bytes, or one with a unit such as "141GB" or "80GiB"')
-    number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+def _bytes(value: object) -> object:
+    """Text such as "141GB" as a number of bytes."""
+    return parse_memory(value, "device_memory") if isinstance(value, str) else value
+
+
+def _json(value: object) -> object:
+    """Text of the environment as the JSON that it is."""
+    return loads(value, "value") if isinstance(value, str) else value
+
+
+JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_json)]
 
 
 def launch() -> Launch:
@@ -42,10 +46,10 @@ def launch() -> Launch:
 
     Raises ConfigurationError where they are spread over several machines.
     """
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
     try:
-        rank, degree, local_rank, local = (
-            int(os.environ.get(name, default)) for name, default in zip(names, (0, 1, 0, 1), strict=True)
+        rank, degree, local_rank, local, attempt = (
+            int(os.environ.get(name, default)) for name, default in zip(names, (0, 1, 0, 1, 0), strict=True)
         )
     except ValueError as error:
         raise ConfigurationError(f"{', '.join(names)} must be numbers: {error}", field="RANK") from None
@@ -53,7 +57,7 @@ def launch() -> Launch:
         raise ConfigurationError(
             f"the processes of a worker run on one machine, here are {local} of {degree}", field="WORLD_SIZE"
         )
-    return Launch(rank, degree)
+    return Launch(rank, degree, attempt)
 
 
 class WorkerSettings(SharedSettings):
@@ -83,13 +87,16 @@ class WorkerSettings(SharedSettings):
         parallel_config: what else is said about parallelism, as JSON; all but pure Ulysses is refused.
         lingbot_action_root: the folder beneath which requests may name trajectory directories and images; None allows
             none.
+        model_params: settings of the model that have no name here, as JSON; what `worldline plan --param` tries.
+        kv_config: what the deployment changes of the model's KV policy, as JSON: `window_frames`, `sink_frames`,
+            `reset_at_boundary` and the other names of `ARDiffusionKVOverrides`.
     """
 
     worker_id: str = "gpu-0"
     model: Annotated[str, Field(min_length=1)] = "reference"
     device: str = "auto"
     dtype: str = "float32"
-    device_memory: Annotated[Positive | None, BeforeValidator(parse_bytes)] = None
+    device_memory: Annotated[Positive | None, BeforeValidator(_bytes)] = None
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     session_capacity: Positive | None = None
     payload_url: str = "redis:"
@@ -105,8 +112,10 @@ class WorkerSettings(SharedSettings):
     ar_diffusion_height: Positive | None = None
     ar_diffusion_width: Positive | None = None
     ulysses_degree: Positive | None = None
-    parallel_config: dict[str, Any] = Field(default_factory=dict)
+    parallel_config: JsonObject = Field(default_factory=dict)
     lingbot_action_root: Annotated[str, Field(min_length=1)] | None = None
+    model_params: JsonObject = Field(default_factory=dict)
+    kv_config: JsonObject = Field(default_factory=dict)
 
     @field_validator("worker_id")
     @classmethod
@@ -137,6 +146,21 @@ class WorkerSettings(SharedSettings):
         except ConfigurationError as error:
             raise ValueError(error.message) from None
 
+    @field_validator("kv_config")
+    @classmethod
+    def _known_kv_config(cls, value: dict[str, Any]) -> dict[str, Any]:
+        ARDiffusionKVOverrides.from_mapping(value)
+        return value
+
+    @model_validator(mode="after")
+    def _said_once(self) -> Self:
+        twice = self._named_settings.keys() & self.model_params.keys()
+        if twice:
+            raise ValueError(f"{min(twice)} is set, and again in model_params")
+        if self.gpu_memory_fraction is not None and "gpu_memory_fraction" in self.kv_config:
+            raise ValueError("gpu_memory_fraction is set, and again in kv_config")
+        return self
+
     @property
     def parallel(self) -> ParallelConfig:
         """How many share a sequence; UnsupportedParallelismError for any other kind of parallelism."""
@@ -145,7 +169,11 @@ class WorkerSettings(SharedSettings):
 
     @property
     def pipeline_config(self) -> dict[str, object]:
-        """What the pipeline gets to see: the settings of a checkpoint's model that are set."""
+        """What the pipeline gets to see: the settings of a checkpoint's model that are set, and `model_params`."""
+        return {**self._named_settings, **self.model_params}
+
+    @property
+    def _named_settings(self) -> dict[str, object]:
         names = ["checkpoint", "ar_diffusion_height", "ar_diffusion_width"]
         if self.checkpoint is not None:
             # This one may be set for all workers of a machine, whatever they serve.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from contracts.errors import ConfigurationError, InvalidArgumentError
 from contracts.kv_spec import ARDiffusionKVOverrides
 from contracts.tick import ARDiffusionTickRequest
+from gpu_worker.building import told_as_configuration
 from gpu_worker.capability import ARDiffusionRequest, DiffusionOutput, HasDefaultSeed
 from gpu_worker.registry import load_pipeline_factory
 
@@ -199,8 +200,8 @@ def load_engine(
         ranks: those that share every sequence with this process; None where it is alone.
 
     Raises:
-        ConfigurationError: unknown model (the message lists the known ones), device or element type; or a setting
-            that the model or the device can't follow.
+        ConfigurationError: unknown model (the message lists the known ones), device or element type; a setting that
+            the model or the device can't follow; a model that can't be built, or has no usable spec.
         CapacityError: not even one session fits.
     """
     from gpu_worker.device import free_memory_bytes, resolve_device, resolve_dtype
@@ -213,7 +214,8 @@ def load_engine(
     if gpu_memory_fraction is not None:
         kv = replace(kv, gpu_memory_fraction=gpu_memory_fraction)
     build = partial(factory, device=torch_device, dtype=torch_dtype, config=dict(pipeline_config or {}))
-    pipeline = build() if ranks is None else _shared(model, build, ranks)
+    with told_as_configuration(model):
+        pipeline = build() if ranks is None else _shared(model, build, ranks)
     if ranks is not None:  # the same plan on every rank, whatever else is on its device
         free = free_memory_bytes(torch_device) if available_bytes is None else available_bytes
         available_bytes = ranks.minimum(free)
@@ -226,9 +228,9 @@ def load_engine(
         step_execution=step_execution,
         enforce_eager=enforce_eager,
     )
-    return ARDiffusionEngine(
-        model, ARDiffusionModelRunner(pipeline, device=torch_device, dtype=torch_dtype, options=options)
-    )
+    with told_as_configuration(model):
+        runner = ARDiffusionModelRunner(pipeline, device=torch_device, dtype=torch_dtype, options=options)
+    return ARDiffusionEngine(model, runner)
 
 
 def _shared(model: str, build: partial[Any], ranks: Ranks) -> Any:

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from contracts.assignments import parse_assignments
 from contracts.errors import InvalidArgumentError
 from contracts.events import ARDiffusionControlInput, loads
 
 
 def parse_params(texts: Sequence[str]) -> dict[str, Any]:
     """`["fov=60", 'sky="red"']` as a mapping; each name at most once."""
-    params: dict[str, Any] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not name or not separator:
-            raise InvalidArgumentError(f"--param is K=JSON, got {text!r:.80}", field="param")
-        if name in params:
-            raise InvalidArgumentError(f"--param {name} is given twice", field="param")
-        params[name] = loads(value, f"param {name}")
-    return params
+    return parse_assignments(texts, "param")
 
 
 def parse_control(text: str) -> ARDiffusionControlInput:

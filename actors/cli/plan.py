@@ -14,10 +14,10 @@ from actors.cli.options import JsonOption
 from actors.cli.output import print_json, print_table
 from actors.cli.parsing import parse_params
 from actors.kv_specs import load_kv_spec
+from contracts.assignments import parse_assignments
 from contracts.errors import CapacityError, InvalidArgumentError
-from contracts.events import loads
 from contracts.kv_spec import ARDiffusionKVCacheSpec
-from contracts.kv_spec_json import DTYPE_BYTES, DTYPE_FIELD, kv_spec_from_dict, kv_spec_to_dict
+from contracts.kv_spec_json import DTYPE_BYTES, DTYPE_FIELD, kv_spec_from_dict, kv_spec_to_dict, loads_kv_spec
 from contracts.memory_size import parse_memory
 
 DEFAULT_FRACTION: Final = 0.1
@@ -99,7 +99,7 @@ def _described(model: str | None, file: Path | None, params: Sequence[str]) -> d
         raise InvalidArgumentError(
             "--param reaches a model; a file has no settings, use --set", field="param"
         )
-    fields = loads(_read(file), "spec")
+    fields = loads_kv_spec(_read(file))
     if not isinstance(fields, dict):
         raise InvalidArgumentError(f"{file}: a spec is one JSON object", field="spec")
     return fields
@@ -114,16 +114,8 @@ def _read(file: Path) -> bytes:
 
 def _overridden(fields: dict[str, Any], changes: Sequence[str]) -> tuple[ARDiffusionKVCacheSpec, str]:
     """The spec with each `FIELD=VALUE` in force; a value is JSON, and dtype may do without quotes."""
-    seen: set[str] = set()
-    for change in changes:
-        name, separator, text = change.partition("=")
-        if not name or not separator:
-            raise InvalidArgumentError(f"--set is FIELD=VALUE, got {change!r:.80}", field="set")
-        if name in seen:
-            raise InvalidArgumentError(f"--set {name} is given twice", field=name[:80])
-        seen.add(name)
-        fields[name] = text if name == DTYPE_FIELD and not text.startswith('"') else loads(text, name[:80])
-    return kv_spec_from_dict(fields)
+    changed = parse_assignments(changes, "set", form="FIELD=VALUE", words=(DTYPE_FIELD,))
+    return kv_spec_from_dict({**fields, **changed})
 
 
 def _cannot_fit(error: CapacityError) -> dict[str, Any]:

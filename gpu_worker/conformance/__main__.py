@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from contracts.assignments import parse_assignments
 from contracts.errors import ConfigurationError, WorldlineError
-from contracts.events import loads
 from contracts.kv_spec import ARDiffusionKVCacheSpec
 from gpu_worker.conformance.subject import Subject
 from gpu_worker.conformance.suite import CheckResult, Outcome, passed, run_conformance
@@ -60,8 +60,8 @@ def check(
             load_pipeline_factory(model),
             device=resolve_device(device),
             dtype=resolve_dtype(dtype),
-            config=_pairs(config or [], "config"),
-            params=_pairs(param or [], "param"),
+            config=parse_assignments(config or [], "config"),
+            params=parse_assignments(param or [], "param"),
             planned_spec=_planned_spec(model),
         )
     except WorldlineError as error:
@@ -83,16 +83,6 @@ def _planned_spec(model: str) -> Callable[[Mapping[str, Any]], ARDiffusionKVCach
         return spec
 
     return planned
-
-
-def _pairs(texts: Sequence[str], option: str) -> Mapping[str, Any]:
-    pairs = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not name or not separator:
-            raise typer.BadParameter(f"--{option} is K=JSON, got {text!r:.80}")
-        pairs[name] = loads(value, f"{option} {name}")
-    return pairs
 
 
 def _print(model: str, results: Sequence[CheckResult], *, as_json: bool) -> None:

@@ -248,3 +248,16 @@ def test_a_raw_config_that_is_no_mapping_is_a_type_error() -> None:
 def test_a_bad_override_is_named() -> None:
     with pytest.raises(InvalidArgumentError, match="window_chunks"):
         resolve_kv_config(make_spec(), {"window_chunks": 0})
+
+
+def test_a_bad_override_is_told_when_it_is_made() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        ARDiffusionKVOverrides(sink_chunks=-1)
+    assert caught.value.field == "sink_chunks"
+
+
+def test_window_and_sink_may_have_the_names_that_the_spec_gives_them() -> None:
+    overrides = ARDiffusionKVOverrides.from_mapping({"window_frames": 5, "sink_frames": 0})
+    assert overrides == ARDiffusionKVOverrides(window_chunks=5, sink_chunks=0)
+    with pytest.raises(InvalidArgumentError, match="both of its names"):
+        ARDiffusionKVOverrides.from_mapping({"window_frames": 5, "window_chunks": 5})

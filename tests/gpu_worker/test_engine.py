@@ -175,6 +175,44 @@ def test_the_workers_settings_reach_the_runner(monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.field == "attention_backend"
 
 
+def test_settings_of_model_and_kv_reach_them_from_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(
+        WorkerSettings,
+        device="cpu",
+        device_memory=1 << 28,
+        model_params={"window_frames": 9, "session_capacity": 3},
+        kv_config={"sink_frames": 0, "reset_at_boundary": False},
+    )
+    engine = load_installed_model(settings)
+    assert isinstance(engine, ARDiffusionEngine)
+    runner = engine._runner
+    assert (runner.spec.window_frames, runner.config.window_chunks, engine.capacity) == (9, 9, 3)
+    assert (runner.spec.sink_frames, runner.config.sink_chunks) == (3, 0), "a zero is a value"
+
+
+@pytest.mark.usefixtures("_entry_points")
+@pytest.mark.parametrize(
+    ("config", "text", "field"),
+    [
+        ({"num_layers": 0}, "model 'recording': KV spec: num_layers must be", "num_layers"),
+        ({"heads": 3}, "model 'recording' can't be built: TypeError: .*heads", "model"),
+    ],
+)
+def test_a_model_that_cannot_follow_its_settings_says_so_with_its_name(
+    config: dict[str, Any], text: str, field: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=text) as caught:
+        load_engine("recording", available_bytes=1 << 20, pipeline_config=config)
+    assert caught.value.field == field
+
+
+@pytest.mark.usefixtures("_entry_points")
+def test_a_model_without_a_usable_spec_says_so_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordingPipeline, "ar_diffusion_kv_cache_spec", lambda _self: {"num_layers": 1})
+    with pytest.raises(ConfigurationError, match=r"model 'recording': ar_diffusion_kv_cache_spec\(\)"):
+        load_engine("recording", available_bytes=1 << 20)
+
+
 # ---------------------------------------------------------------------------------------------------- light imports
 
 

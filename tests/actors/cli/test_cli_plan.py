@@ -252,6 +252,22 @@ def test_an_amount_of_memory_that_is_none_is_refused(plan: Plan, memory: str) ->
     assert (status, json.loads(out)["error"]["field"]) == (2, "memory")
 
 
+@pytest.mark.parametrize(
+    ("text", "twice"),
+    [
+        ('"num_layers": 1, "num_layers": 1', "num_layers"),
+        ('"kv_branches": [{"name": "main", "local_index": 0, "name": "other"}]', "name"),
+    ],
+)
+def test_a_file_that_names_a_field_twice_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, twice: str
+) -> None:
+    whole = json.dumps(TINY)[:-1] + f", {text}}}"
+    (tmp_path / "spec.json").write_text(whole)
+    assert run(["plan", "--spec", str(tmp_path / "spec.json"), "--memory", "1GB", "--json"]) == 2
+    assert json.loads(capfd.readouterr().out)["error"]["field"] == twice
+
+
 @pytest.mark.parametrize("text", ["[]", "nonsense", "3", "{}", '{"dtype": "float32"}'])
 def test_a_file_that_holds_no_spec_is_refused(plan: Plan, tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
