@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -119,9 +119,7 @@ class SessionCore:
 
     def put_in_flight(self, record: InFlight, worker: str | None = None) -> None:
         """Mirrors what a script has just recorded."""
-        self.state = replace(
-            self.held, inflight=record, fence=record.fence, worker=worker or self.held.worker
-        )
+        self.state = self.held.changed(inflight=record, fence=record.fence, worker=worker or self.held.worker)
 
     # -- events ------------------------------------------------------------------------------------------------
 

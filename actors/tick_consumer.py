@@ -7,7 +7,6 @@ tick need not be the one that began it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from actors.intake import EventQueue, PendingEvent, entry_ms
@@ -170,7 +169,7 @@ class TickConsumer:
             is not Outcome.ENDED
         ):
             raise Resync
-        core.state = replace(core.held, inflight=None)
+        core.state = core.held.changed(inflight=None)
         # Its events are pending again; after a takeover they have not been read here, so the queue is read anew.
         core.queue = EventQueue(limit=core.held.max_pending_events)
         if record.command_id:
@@ -202,8 +201,7 @@ class TickConsumer:
         self, record: InFlight, reply: WorkerReply, prepared: PreparedControls, committed: Committed
     ) -> None:
         core, state = self.core, self.core.held
-        core.state = replace(
-            state,
+        core.state = state.changed(
             inflight=None,
             chunk_index=state.chunk_index + 1,
             event_floor=record.event_ids[-1] if record.event_ids else state.event_floor,

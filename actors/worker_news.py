@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from actors.closing import Closing
 from actors.reset import Reset
 from actors.session_core import Resync, SessionCore
@@ -68,7 +66,7 @@ class WorkerNews:
         core, state = self.core, self.core.held
         if await core.services.scripts.end_inflight(state, record.request_id) is not Outcome.ENDED:
             raise Resync
-        core.state = replace(state, inflight=None)
+        core.state = state.changed(inflight=None)
         if error is None:
             await core.services.placement.unreserve(state.worker, core.session_id, state.life)
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,8 +22,8 @@ from contracts.identity import MAX_INTEGER, check_index, check_session_id, check
 MAX_EVENT_BYTES: Final = 64 * 1024
 MAX_DEPTH: Final = 32
 
-_LONG_NUMBER: Final = re.compile(r"\d{19}")
-_LONG_NUMBER_BYTES: Final = re.compile(rb"\d{19}")
+_LONG_NUMBER: Final = b"0" * 19
+_AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _CONTROL_FIELDS: Final = frozenset({"track", "schema", "data"})
 _ENTRY_FIELDS: Final = frozenset({"event_id", "prompt", "controls"})
 
@@ -147,6 +146,8 @@ def _text(value: object, field: str) -> object:
 
 def parse_controls(value: object, field: str = "controls") -> tuple[ARDiffusionControlInput, ...]:
     """Controls from their plain form: a sequence of mappings."""
+    if type(value) is list and not value:
+        return ()
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
         raise InvalidArgumentError(f"{field} must be a sequence of controls", field=field)
     return tuple(ARDiffusionControlInput.from_dict(item, f"{field}[{i}]") for i, item in enumerate(value))
@@ -170,8 +171,9 @@ def loads(text: str | bytes, field: str) -> Any:
     """
     try:
         value = orjson.loads(text)
-        long_number = _LONG_NUMBER_BYTES if isinstance(text, bytes) else _LONG_NUMBER
-        return json.loads(text) if long_number.search(text) else value  # type: ignore[arg-type]
+        # Ten times as fast as a regular expression, and each message passes here several times.
+        zeros = (text.encode() if isinstance(text, str) else text).translate(_AS_ZEROS)
+        return json.loads(text) if _LONG_NUMBER in zeros else value
     except ValueError as error:
         raise InvalidArgumentError(f"{field} is not valid JSON: {error}", field=field) from None
     except RecursionError:
@@ -251,6 +253,8 @@ def _label(name: bytes) -> str:
 
 def check_controls(value: object, field: str = "controls") -> tuple[ARDiffusionControlInput, ...]:
     """A tuple of control objects; lists are converted."""
+    if type(value) is tuple and not value:
+        return ()
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise InvalidArgumentError(f"{field} must be a sequence of controls", field=field)
     if not all(isinstance(item, ARDiffusionControlInput) for item in value):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Final
 
 from contracts.errors import CorruptDataError, InvalidArgumentError, WorldlineError
@@ -85,10 +86,27 @@ class SessionState:
         values["inflight"] = None if self.inflight is None else _inflight_to_dict(self.inflight)
         return values
 
+    def changed(self, **changes: Any) -> SessionState:
+        """A copy with other values of some fields.
+
+        `dataclasses.replace` takes four times as long, and each tick needs two.
+        """
+        copy = object.__new__(SessionState)
+        for write, value in zip(_WRITERS, _values(self), strict=True):
+            write(copy, value)
+        for name, value in changes.items():
+            object.__setattr__(copy, name, value)
+        return copy
+
     @property
     def parent_request_id(self) -> str:
         """Request id of the last committed chunk, or the life at chunk 0."""
         return self.last_request_id if self.chunk_index > 0 and self.last_request_id else self.life
+
+
+_FIELDS: Final = [item.name for item in fields(SessionState)]
+_values: Final = attrgetter(*_FIELDS)
+_WRITERS: Final = [getattr(SessionState, name).__set__ for name in _FIELDS]
 
 
 def _inflight_to_dict(record: InFlight) -> dict[str, Any]:

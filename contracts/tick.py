@@ -14,21 +14,16 @@ from contracts.identity import check_index, check_text_id
 EXTRA_ARGS_KEY: Final = "ar_diffusion_tick"
 METADATA_KEY: Final = "ar_diffusion"
 
-_TICK_FIELDS: Final = (
-    "session_id",
-    "request_id",
-    "chunk_index",
-    "applied_event_ids",
-    "prompt",
-    "controls",
-    "reset",
-    "close_session",
-)
 _METADATA_FIELDS: Final = ("session_id", "request_id", "chunk_index", "applied_event_ids")
+_METADATA_NAMES: Final = frozenset(_METADATA_FIELDS)
+_TICK_NAMES: Final = _METADATA_NAMES | {"prompt", "controls", "reset", "close_session"}
+_LISTS: Final = (list, tuple)
 
 
 def check_event_ids(value: object, field: str = "applied_event_ids") -> tuple[int, ...]:
     """Event ids as a tuple: integers >= 0, unique and strictly increasing."""
+    if type(value) in _LISTS and not value:
+        return ()
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
         raise InvalidArgumentError(f"{field} must be a sequence of event ids", field=field)
     ids = tuple(check_index(item, field) for item in value)
@@ -94,7 +89,7 @@ class ARDiffusionTickRequest:
     @classmethod
     def from_dict(cls, value: object) -> ARDiffusionTickRequest:
         """Strict: exactly the eight fields."""
-        fields = _exact_fields(value, _TICK_FIELDS, EXTRA_ARGS_KEY)
+        fields = _exact_fields(value, _TICK_NAMES, EXTRA_ARGS_KEY)
         controls = parse_controls(fields["controls"])
         return cls(**{**fields, "controls": controls})
 
@@ -142,7 +137,7 @@ class ARDiffusionChunkMetadata:
     @classmethod
     def from_dict(cls, value: object) -> ARDiffusionChunkMetadata:
         """Strict: exactly the four fields, each of its own type (a bool is no int)."""
-        return cls(**_exact_fields(value, _METADATA_FIELDS, METADATA_KEY))
+        return cls(**_exact_fields(value, _METADATA_NAMES, METADATA_KEY))
 
     def check_equals(self, tick: ARDiffusionTickRequest) -> None:
         """ChunkMetadataError, naming the first field that does not match."""
@@ -166,10 +161,10 @@ def metadata_from_envelope(metadata: object) -> ARDiffusionChunkMetadata:
         raise ChunkMetadataError(f"malformed chunk metadata: {error}", field=error.field) from error
 
 
-def _exact_fields(value: object, names: Sequence[str], what: str) -> dict[str, Any]:
+def _exact_fields(value: object, names: frozenset[str], what: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidArgumentError(f"{what} must be a mapping, got {type(value).__name__}", field=what)
-    if set(value) != set(names):
-        wrong = sorted(map(str, set(value) ^ set(names)))
+    if value.keys() != names:
+        wrong = sorted(map(str, set(value) ^ names))
         raise InvalidArgumentError(f"{what} has missing or unknown fields: {wrong}", field=wrong[0])
     return dict(value)

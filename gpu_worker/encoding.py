@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from contracts.errors import ChunkMetadataError, InvalidArgumentError, ModelError
 from contracts.events import freeze, thaw
@@ -107,9 +107,16 @@ def encode_payload(payload: object) -> bytes:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
         parts.append(data)
         offset += len(data)
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _header_text(header)
     text += b" " * (-len(text) % _ALIGNMENT)
     return b"".join((len(text).to_bytes(8, "little"), text, *parts))
+
+
+def _header_text(header: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(header)
+    except TypeError as error:  # a name that is no Unicode text
+        raise InvalidArgumentError(f"payload: the names of its tensors: {error}", field="payload") from None
 
 
 def encode_frames(frames: object) -> bytes:
