@@ -174,7 +174,7 @@ class LingBotWorldPipeline:
         checked = check_request(
             request, self._size, flow_shift=self._settings.flow_shift, scheduler=self._scheduler
         )
-        ticks = [request.tick] if request.tick is not None else _ticks_of(kv.session_id, checked)
+        ticks = [request.tick] if request.tick is not None else checked.ticks(kv.session_id)
         if ticks[0].session_id != kv.session_id:
             raise InvalidArgumentError(
                 f"session {kv.session_id!r} is bound, the tick is of {ticks[0].session_id!r}",
@@ -298,10 +298,3 @@ class LingBotWorldPipeline:
         if state is None or state.frames != start:
             raise ModelError("the decoder has lost this world's history: reset it", field="chunk_index")
         return self._decoder.pictures(state, latents)
-
-
-def _ticks_of(session_id: str, request: LingBotRequest) -> list[ARDiffusionTickRequest]:
-    return [
-        ARDiffusionTickRequest(session_id, session_id, index, (), request.prompt)
-        for index in range(request.chunks)
-    ]

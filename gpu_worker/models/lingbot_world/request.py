@@ -14,6 +14,7 @@ import torch
 
 from contracts.errors import InvalidArgumentError, ModelError
 from contracts.lingbot import FRAMES_PER_CHUNK, HeldKeys, camera_control, parse_action_script
+from contracts.tick import ARDiffusionTickRequest
 from gpu_worker.capability import ARDiffusionRequest
 from gpu_worker.models.lingbot_world.camera import PIXEL_FRAMES, PictureSize
 from gpu_worker.models.lingbot_world.resolution import check_resolution, latent_frames
@@ -73,6 +74,13 @@ class LingBotRequest:
     def num_frames(self) -> int:
         """Pixel frames of all its chunks."""
         return 4 * (FRAMES_PER_CHUNK * self.chunks - 1) + 1
+
+    def ticks(self, session_id: str) -> list[ARDiffusionTickRequest]:
+        """Ticks for its chunks, made up where the request has none."""
+        return [
+            ARDiffusionTickRequest(session_id, session_id, index, (), self.prompt)
+            for index in range(self.chunks)
+        ]
 
 
 def check_request(

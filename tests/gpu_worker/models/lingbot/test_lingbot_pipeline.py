@@ -146,6 +146,13 @@ def test_every_input_matters() -> None:
         assert not torch.equal(plain, second(**change)), change
 
 
+def test_the_deployment_s_shift_is_that_of_requests_that_name_none() -> None:
+    deployed, asked = Worlds(flow_shift=2.5), Worlds()
+
+    assert torch.equal(deployed.latents(), asked.latents(params={"flow_shift": 2.5}))
+    assert torch.equal(deployed.latents("x", params={"flow_shift": 5}), asked.latents("x"))
+
+
 # ---------------------------------------------------------------------------------------------------- passes
 
 
