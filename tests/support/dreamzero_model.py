@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpu_worker.kv.state import ARDiffusionKVState
 from gpu_worker.models.dreamzero.config import (
     ClipGeometry,
     DreamZeroConfig,
@@ -14,7 +15,11 @@ from gpu_worker.models.dreamzero.config import (
     DreamZeroTransformerConfig,
     TextGeometry,
 )
+from gpu_worker.models.dreamzero.passes import Frames, Registers
+from gpu_worker.models.dreamzero.spec import IMAGE, POSITIVE, TEXT, dreamzero_kv_spec, owned_bytes
 from gpu_worker.models.dreamzero.transformer import DreamZeroTransformer
+from support.dreamzero_oracles.transformer import Sizes
+from support.kv_cache import make_state
 from support.lingbot_checkpoint import TINY_VAE
 from support.lingbot_model import seeded
 
@@ -44,6 +49,15 @@ TINY = DreamZeroTopology(
     width=48,
 )
 """Two views of 16 x 24 below one of twice the width; a latent frame is 4 x 6, 2 x 3 tokens."""
+
+SIZES = Sizes(
+    layers=TINY.head.transformer.num_layers,
+    heads=TINY.head.transformer.num_heads,
+    freq_dim=TINY.head.transformer.freq_dim,
+    frames_per_block=TINY.head.num_frame_per_block,
+    window_frames=TINY.head.window_frames,
+)
+"""The same for the oracles."""
 
 
 def random_weights(shapes: Mapping[str, torch.Size], seed: int = 0) -> dict[str, torch.Tensor]:
@@ -110,3 +124,27 @@ def random_action(seed: int = 5) -> torch.Tensor:
 
 def random_state(seed: int = 6) -> torch.Tensor:
     return torch.randn(1, 1, TINY.head.max_state_dim, generator=seeded(seed))
+
+
+def array(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The only sample, in float64."""
+    return x[0].double().numpy()
+
+
+def frames_at(start: int, count: int, timestep: Any = 0.0, seed: int = 0) -> Frames:
+    return Frames(random_latents(count, seed + 10), random_condition(count, seed + 11), start, timestep)
+
+
+def registers(timestep: Any = 500.0, seed: int = 5) -> Registers:
+    return Registers(random_action(seed), timestep, random_state())
+
+
+def tiny_session(
+    model: DreamZeroTransformer, *, text: torch.Tensor | None = None, image: torch.Tensor | None = None
+) -> ARDiffusionKVState:
+    """A session's KV with text and image of its positive branch published."""
+    kv = make_state(dreamzero_kv_spec(TINY, owned=owned_bytes(TINY, itemsize=4), session_capacity=1))
+    words, picture = random_text() if text is None else text, random_image() if image is None else image
+    kv.populate_cross_attention(POSITIVE, TEXT, model.project_text(words))
+    kv.populate_cross_attention(POSITIVE, IMAGE, model.project_image(picture))
+    return kv

@@ -6,7 +6,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from support.dreamzero_model import (
-    TINY,
+    SIZES,
+    array,
     arrays,
     random_action,
     random_condition,
@@ -16,21 +17,7 @@ from support.dreamzero_model import (
     random_text,
 )
 from support.dreamzero_oracles.rollout import DenseRollout, imagine
-from support.dreamzero_oracles.transformer import Sizes
 from support.dreamzero_ranks import SEEDS, STEPS, Life
-
-MODEL = TINY.head.transformer
-SIZES = Sizes(
-    layers=MODEL.num_layers,
-    heads=MODEL.num_heads,
-    freq_dim=MODEL.freq_dim,
-    frames_per_block=TINY.head.num_frame_per_block,
-    window_frames=TINY.head.window_frames,
-)
-
-
-def array(x: torch.Tensor) -> np.ndarray:
-    return x[0].double().numpy()
 
 
 class DenseLife:
