@@ -12,10 +12,12 @@ class Launch:
     Args:
         rank: which one; 0 talks to the broker.
         degree: how many there are.
+        attempt: how often the launcher has started them anew.
     """
 
     rank: int = 0
     degree: int = 1
+    attempt: int = 0
 
     def device(self, name: str) -> str:
         """The device of this rank, where the worker's is `cuda` or `cpu`."""

@@ -66,7 +66,8 @@ class Ranks:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         store, _, _ = next(rendezvous("env://", rank=self.rank, world_size=self.degree))
-        self._store = PrefixStore("worldline", store)
+        prefix = f"worldline/{launch.attempt}"  # the launcher's store outlives those it starts
+        self._store = PrefixStore(prefix, store)
         dist.init_process_group(
             "gloo", store=self._store, rank=self.rank, world_size=self.degree, timeout=IDLE_LIMIT
         )
@@ -77,7 +78,7 @@ class Ranks:
         self._noted: list[str] = []
         # A connection of its own: the other one may be waiting.
         own = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
-        self._flags = PrefixStore("worldline", own)
+        self._flags = PrefixStore(prefix, own)
         self._watch = Watch(self._processes(), self._look)
 
     def _new_group(self) -> dist.ProcessGroup:

@@ -1,11 +1,14 @@
 """An engine on each of several ranks, led by rank 0 through a script of calls; what each rank holds after each of them."""
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from contracts.errors import ConfigurationError
 from gpu_worker.capability import DiffusionOutput
+from gpu_worker.config import WorkerSettings
 from gpu_worker.engine import ARDiffusionEngine
 from gpu_worker.parallel.engine import LeadingEngine, Member, follow
 from gpu_worker.parallel.ranks import Ranks
@@ -32,7 +35,7 @@ class SharedPipeline(WarmingPipeline):
 
     def _exchange(self) -> None:
         params = self.requests[-1].params
-        assert params.get("images", [b"png"]) == [b"png"], "images come as bytes"
+        assert params.get("images", [b"png"]) in ([b"png"], []), "images come as bytes"
         self.error = None
         for number in range(2):
             self._fail_if_told(params, number)
@@ -50,6 +53,23 @@ class SharedPipeline(WarmingPipeline):
                 self.error = "told to say so"
             case "exit":
                 raise SystemExit(9)
+            case "hang":
+                time.sleep(1000)
+
+
+def make(settings: WorkerSettings, ranks: Ranks | None = None) -> ARDiffusionEngine:
+    """For `--engine support.rank_engines:make`; rank 1 has no weights where the model is called so."""
+    assert ranks is not None, "it runs on several ranks"
+
+    def build() -> SharedPipeline:
+        if settings.model == "incomplete" and ranks.rank == 1:
+            raise ConfigurationError("weight head.bias is missing", field="head.bias")
+        return SharedPipeline(ranks)
+
+    pipeline = ranks.together(build, "loading")
+    options = RunnerOptions(available_bytes=1 << 20)
+    runner = ARDiffusionModelRunner(pipeline, device=CPU, dtype=torch.float32, options=options)
+    return ARDiffusionEngine(settings.model, runner)
 
 
 class RecordingMember(Member):

@@ -1,4 +1,4 @@
-"""Groups of rank processes, one of each size for all tests of a module."""
+"""Groups of rank processes: starting one takes seconds, so there is one of each size for all tests."""
 
 from collections.abc import Iterator
 
@@ -7,14 +7,14 @@ import pytest
 from support.rank_processes import RankProcesses
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def two_ranks() -> Iterator[RankProcesses]:
     group = RankProcesses(2)
     yield group
     group.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def four_ranks() -> Iterator[RankProcesses]:
     group = RankProcesses(4)
     yield group

@@ -94,8 +94,9 @@ def set_launch(monkeypatch: pytest.MonkeyPatch, rank: str, size: str, local: str
 
 def test_a_launcher_says_which_process_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
     set_launch(monkeypatch, "3", "4", "3", "4")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
 
-    assert launch() == Launch(3, 4)
+    assert launch() == Launch(3, 4, attempt=2)
     assert (Launch(3, 4).device("cuda"), Launch(3, 4).device("cpu")) == ("cuda:3", "cpu")
 
 
