@@ -264,7 +264,7 @@ class SessionCore:
         """
         state = self.held
         waiting = state.inflight.command_id if state.inflight else command_id
-        error = TickFailedError(failure.message, code=failure.code)
+        error = TickFailedError(failure.message, field=failure.field, code=failure.code)
         sent = None
         if release and state.worker is not None:
             record = self.release_record()

@@ -223,7 +223,7 @@ def _failure(error: WorldlineError) -> Failure:
         if error.code in FAILURE_CODES
         else ("model_error", f"{error.code}: {error}")
     )
-    return Failure(Trigger.TICK_FAILED, code, message[:MAX_MESSAGE])
+    return Failure(Trigger.TICK_FAILED, code, message[:MAX_MESSAGE], error.field)
 
 
 def _prepared(record: InFlight) -> PreparedControls:

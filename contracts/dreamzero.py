@@ -75,7 +75,8 @@ def check_observation(control: ARDiffusionControlInput) -> Observation:
     """The observation of a control on the observation track, its schema checked."""
     if control.schema != OBSERVATION_SCHEMA:
         raise InvalidArgumentError(
-            f"the observation track takes {OBSERVATION_SCHEMA}, got {control.schema!r:.80}", field="schema"
+            f"the observation track's schema is {OBSERVATION_SCHEMA}, got {control.schema!r:.80}",
+            field="schema",
         )
     return parse_observation(control.data)
 

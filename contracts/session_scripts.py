@@ -87,11 +87,12 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What makes a session FAILED: the trigger, a failure code and a message for a person."""
+    """What makes a session FAILED: the trigger, a failure code, a message for a person, and the field at fault."""
 
     trigger: Trigger
     code: str
     message: str
+    field: str | None = None
 
 
 def parse_entries(reply: Sequence[Any]) -> tuple[Entry, ...]:
