@@ -119,6 +119,44 @@ def test_the_dreamzero_geometry_with_two_slots_and_with_one(plan: Plan) -> None:
     assert one["required_bytes"] == {"1": 13_426_556_928, "2": 21_806_841_856}
 
 
+@pytest.mark.parametrize(
+    ("degree", "page", "text", "owned", "required", "sharded"),
+    [
+        (1, 1_277_952_000, 419_430_400, 7_965_984_000, 41_612_166_400, None),
+        (2, 638_976_000, 209_715_200, 6_049_056_000, 22_872_147_200, (5_104_769_280, 21_927_860_480)),
+        (4, 319_488_000, 104_857_600, 5_090_592_000, 13_502_137_600, (3_674_161_920, 12_085_707_520)),
+    ],
+)
+def test_a_worker_on_several_devices_is_planned_by_the_device(  # noqa: PLR0917 - figures of one row
+    plan: Plan,
+    degree: int,
+    page: int,
+    text: int,
+    owned: int,
+    required: int,
+    sharded: tuple[int, int] | None,
+) -> None:
+    """`sharded` is what it would be if the decoder were shared, too."""
+    options = ("--json", "--set", "dtype=bfloat16", "--param", f"ulysses_degree={degree}")
+    found = document(plan("lingbot-world", *options))
+
+    assert (found["page_bytes"], found["cross_attention_bytes_per_session"]) == (page, text)
+    assert found["required_bytes"]["1"] == required == 26 * page + text + owned
+    if sharded is not None:
+        own, expected = sharded
+        less = document(
+            plan("lingbot-world", *options, "--set", f"model_owned_state_bytes_per_session={own}")
+        )
+        assert less["required_bytes"]["1"] == expected
+
+
+def test_a_degree_that_does_not_divide_the_heads_is_named(plan: Plan) -> None:
+    status, out, err = plan("lingbot-world", "--param", "ulysses_degree=3")
+
+    assert (status, out) == (2, "")
+    assert "the 40 heads must be divisible by ulysses_degree 3" in err
+
+
 def test_a_session_fits_to_the_byte(plan: Plan) -> None:
     assert document(plan(TINY, "--json", memory="128"))["capacity"] == 1
     both = document(plan(TINY, "--json", "--fraction", "1", memory="192"))

@@ -18,7 +18,16 @@ from gpu_worker.models.lingbot_world.transformer import UnknownWeightError
 from support.kv_cache import CPU, make_state
 from support.lingbot_checkpoint import change_json, write_checkpoint, write_shards
 from support.lingbot_model import random_weights, seeded, tiny_model
-from support.lingbot_worlds import FORWARD, Worlds, held, picture, tiny_pipeline, trajectory
+from support.lingbot_worlds import (
+    FORWARD,
+    TOPOLOGY,
+    Worlds,
+    held,
+    picture,
+    shared_checkpoint,
+    tiny_pipeline,
+    trajectory,
+)
 
 SCRIPT = [[["w"], ["w"], []]]
 
@@ -318,6 +327,50 @@ def test_settings_are_refused_by_name(config: dict[str, Any], field: str) -> Non
     with pytest.raises(ConfigurationError) as caught:
         LingBotWorldPipeline(device=CPU, dtype=torch.float32, config=config)
     assert caught.value.field == field
+
+
+class Shared:
+    """What the pipeline looks at of several ranks before it loads anything."""
+
+    def __init__(self, degree: int) -> None:
+        self.degree, self.rank = degree, 0
+
+
+@pytest.mark.parametrize(
+    ("degree", "said"), [(3, "the 2 heads must be divisible"), (4, "the 2 heads must be divisible")]
+)
+def test_ranks_that_cannot_share_the_heads_are_refused_before_anything_is_loaded(
+    degree: int, said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        LingBotWorldPipeline(
+            device=CPU,
+            dtype=torch.float32,
+            config={"checkpoint": "/nowhere/at/all", "ar_diffusion_height": 32, "ar_diffusion_width": 48},
+            topology=TOPOLOGY,
+            parallel=Shared(degree),  # type: ignore[arg-type]
+        )
+    assert caught.value.field == "ulysses_degree"
+
+
+def test_a_rank_s_spec_is_that_of_the_plan() -> None:
+    pipeline = LingBotWorldPipeline(
+        device=CPU,
+        dtype=torch.float32,
+        config={
+            "checkpoint": str(shared_checkpoint()),
+            "ar_diffusion_height": 32,
+            "ar_diffusion_width": 48,
+        },
+        topology=TOPOLOGY,
+        parallel=Shared(2),  # type: ignore[arg-type]
+    )
+
+    spec, alone = pipeline.ar_diffusion_kv_cache_spec(), tiny_pipeline().ar_diffusion_kv_cache_spec()
+    assert (spec.num_kv_heads, alone.num_kv_heads) == (1, 2)
+    # 2 layers, affines of scale and shift, 18 tokens, 24 channels of float32; half of it is the other rank's.
+    less = alone.model_owned_state_bytes_per_session - spec.model_owned_state_bytes_per_session
+    assert less == 2 * 2 * 9 * 24 * 4
 
 
 def test_half_precision_makes_finite_chunks() -> None:
