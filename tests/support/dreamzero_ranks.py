@@ -47,11 +47,13 @@ class Life:
         dtype: name of the model's element type.
         scale: of the guidance.
         ranks: two that share it; None for one process.
+        device: where model and pages are.
     """
 
-    def __init__(self, dtype: str, scale: float, ranks: Ranks | None) -> None:
+    def __init__(self, dtype: str, scale: float, ranks: Ranks | None, device: torch.device = CPU) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.transformer = tiny_model(dtype=self.dtype)
+        self.device = device
+        self.transformer = tiny_model(dtype=self.dtype).to(device)
         self.kv = self._session(1 if ranks is None else 2)
         paged = PagedModel(self.transformer, self.kv)
         self.model: GuidedModel | SplitGuidedModel
@@ -67,7 +69,9 @@ class Life:
         )
         config = resolve_kv_config(spec, {"gpu_memory_fraction": 1.0})
         plan = plan_capacity(spec, config, available_bytes=1 << 30, itemsize=size)
-        return ARDiffusionKVState("s", ARDiffusionKVCache(spec, config, plan, device=CPU, dtype=self.dtype))
+        return ARDiffusionKVState(
+            "s", ARDiffusionKVCache(spec, config, plan, device=self.device, dtype=self.dtype)
+        )
 
     def run(self) -> list[np.ndarray[Any, Any]]:
         """Two blocks, an inference reset, and a block of the next rollout: the samples of video and actions."""
@@ -78,9 +82,9 @@ class Life:
     def _rollout(self, seed: int, blocks: int) -> list[np.ndarray[Any, Any]]:
         for branch in self.model.branches:
             if not self.kv.is_cross_attention_populated(branch, TEXT):
-                text = self.transformer.project_text(random_text(SEEDS[branch]))
+                text = self.transformer.project_text(random_text(SEEDS[branch]).to(self.device))
                 self.kv.populate_cross_attention(branch, TEXT, text)
-            image = self.transformer.project_image(random_image(seed + 4))
+            image = self.transformer.project_image(random_image(seed + 4).to(self.device))
             self.kv.populate_cross_attention(branch, IMAGE, image)
         self.model.prefill(self._frames(random_latents(1, seed), 0, 0.0, seed))
         made = []
@@ -93,9 +97,9 @@ class Life:
 
     def _denoise(self, start: int, seed: int) -> list[np.ndarray[Any, Any]]:
         schedule = UniPCSchedule.of(STEPS)
-        video = UniPCSampler(schedule, random_latents(2, seed + 7))
-        action = UniPCSampler(schedule, random_action(seed + 8))
-        state = random_state(seed + 9).to(self.dtype)
+        video = UniPCSampler(schedule, random_latents(2, seed + 7).to(self.device))
+        action = UniPCSampler(schedule, random_action(seed + 8).to(self.device))
+        state = random_state(seed + 9).to(self.device, self.dtype)
         while not video.complete:
             timestep = float(video.timestep)
             flow = self.model.denoise(
@@ -105,11 +109,35 @@ class Life:
             assert flow.action is not None
             video.advance(flow.video.float())
             action.advance(flow.action.float())
-        return [video.sample.numpy(), action.sample.numpy()]
+        return [video.sample.cpu().numpy(), action.sample.cpu().numpy()]
 
     def _frames(self, latents: torch.Tensor, start: int, timestep: float, seed: int) -> Frames:
-        condition = random_condition(latents.shape[2], seed + 2).to(self.dtype)
-        return Frames(latents.to(self.dtype), condition, start, timestep)
+        condition = random_condition(latents.shape[2], seed + 2).to(self.device, self.dtype)
+        return Frames(latents.to(self.device, self.dtype), condition, start, timestep)
+
+
+class Steps:
+    """The steps of one more observation of a life, with all that they need on the device already.
+
+    Args:
+        life: its last rollout has begun.
+    """
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._frames = life._frames(random_latents(2), 1, 500.0, 0)
+        self._registers = Registers(
+            random_action().to(life.device, life.dtype), 500.0, random_state().to(life.device, life.dtype)
+        )
+        self._noise = random_latents(2).to(life.device)
+
+    def run(self) -> None:
+        sampler = UniPCSampler(UniPCSchedule.of(STEPS), self._noise)
+        while not sampler.complete:
+            frames = Frames(
+                sampler.sample.to(self._life.dtype), self._frames.condition, 1, float(sampler.timestep)
+            )
+            sampler.advance(self._life.model.denoise(frames, self._registers).video.float())
 
 
 def life(ranks: Ranks, dtype: str, scale: float) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class DreamZeroTransformer(nn.Module):
         steps = expand_timestep("video_timestep", video_timestep, grid[0], self.device)
         video = math.prod(grid)
         x = self._frames(latents, condition)
-        spread = torch.arange(grid[0], device=self.device).repeat_interleave(video // grid[0])
+        spread = torch.arange(grid[0], device=self.device).unsqueeze(1).expand(-1, video // grid[0]).flatten()
         actions = 0
         if self._has_registers(action, action_timestep, state):
             tokens, register_steps = self._registers(action, action_timestep, state)
