@@ -1,11 +1,13 @@
 """What a forward accepts, and what it refuses by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from contracts.errors import InvalidArgumentError, InvalidTypeError, KVStateError
+from gpu_worker.models.dreamzero.config import DreamZeroConfig, DreamZeroTransformerConfig
 from gpu_worker.models.dreamzero.passes import Frames, PagedModel
 from gpu_worker.models.dreamzero.spec import POSITIVE, TEXT, dreamzero_kv_spec, owned_bytes
 from gpu_worker.models.dreamzero.transformer import DreamZeroTransformer, Flow
@@ -86,6 +88,55 @@ def test_half_precision_costs_a_hundredth() -> None:
         assert exact is not None
         error = (found.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
         assert 0 < error < 0.02
+
+
+class Sizes(Present):
+    """Notes the tokens of queries, frames and registers of each layer."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, int]] = []
+
+    def write_and_attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        extra_k: torch.Tensor | None = None,
+        extra_v: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert q.shape[2:] == k.shape[2:] == (40, 128)
+        self.seen.append((q.shape[1], k.shape[1], 0 if extra_k is None else extra_k.shape[1]))
+        return super().write_and_attend(q, k, v, extra_k, extra_v)
+
+
+@pytest.mark.parametrize(("frames", "registers", "tokens"), [(1, 0, 880), (2, 0, 1760), (2, 25, 1785)])
+def test_the_published_model_takes_880_tokens_a_frame_and_25_registers(
+    frames: int, registers: int, tokens: int
+) -> None:
+    config = replace(DreamZeroConfig(), transformer=replace(DreamZeroTransformerConfig(), num_layers=2))
+    sizes = Sizes()
+    with torch.device("meta"):
+        model = DreamZeroTransformer(config).bfloat16()
+        beside = {
+            "action": torch.zeros(1, 24, 32, dtype=torch.bfloat16),
+            "action_timestep": 500.0,
+            "state": torch.zeros(1, 1, 64, dtype=torch.bfloat16),
+        }
+        flow = model(
+            torch.zeros(1, 16, frames, 44, 80, dtype=torch.bfloat16),
+            torch.zeros(1, 20, frames, 44, 80, dtype=torch.bfloat16),
+            start_frame=1,
+            video_timestep=500.0,
+            caches=[sizes] * 2,
+            text_kv=list(model.project_text(torch.zeros(1, 512, 4096))),
+            image_kv=list(model.project_image(torch.zeros(1, 257, 1280))),
+            **(beside if registers else {}),
+        )
+
+    assert sizes.seen == [(tokens, tokens - registers, registers)] * 2
+    assert (flow.video.shape, flow.video.dtype) == ((1, 16, frames, 44, 80), torch.bfloat16)
+    assert (flow.action is None) == (not registers)
+    assert flow.action is None or flow.action.shape == (1, 24, 32)
 
 
 @pytest.mark.parametrize(
