@@ -70,7 +70,9 @@ def worker(  # noqa: PLR0917 - typer calls it by name
         str | None, typer.Option("--id", help="Name of this worker; one process a name.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, float16 or bfloat16; left out, the model's own.")
+    ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Device memory to plan with, for example 141GB or 80GiB.")
     ] = None,

@@ -67,7 +67,7 @@ class WorkerSettings(SharedSettings):
         worker_id: its name, and that of its request stream; one live process a name.
         model: entry point name of the pipeline.
         device: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one.
-        dtype: element type of weights and KV.
+        dtype: element type of weights and KV; None leaves it to the model.
         device_memory: bytes to plan with; None asks the device. "141GB" and "80GiB" are understood.
         gpu_memory_fraction: share of it for sessions, in (0, 1]; None leaves it to the model.
         session_capacity: resident sessions wanted; None leaves it to the model.
@@ -95,7 +95,7 @@ class WorkerSettings(SharedSettings):
     worker_id: str = "gpu-0"
     model: Annotated[str, Field(min_length=1)] = "reference"
     device: str = "auto"
-    dtype: str = "float32"
+    dtype: str | None = None
     device_memory: Annotated[Positive | None, BeforeValidator(_bytes)] = None
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     session_capacity: Positive | None = None
@@ -133,8 +133,8 @@ class WorkerSettings(SharedSettings):
 
     @field_validator("dtype")
     @classmethod
-    def _known_dtype(cls, value: str) -> str:
-        if value not in _DTYPES:
+    def _known_dtype(cls, value: str | None) -> str | None:
+        if value is not None and value not in _DTYPES:
             raise ValueError(f"dtype is one of {', '.join(_DTYPES)}")
         return value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from contracts.errors import ConfigurationError, InvalidArgumentError
 from contracts.kv_spec import ARDiffusionKVOverrides
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from gpu_worker.parallel.ranks import Ranks
     from gpu_worker.runner import ARDiffusionModelRunner
+
+DEFAULT_DTYPE: Final = "float32"
+"""Element type of a model that has no `default_dtype`."""
 
 
 class TickEngine(Protocol):
@@ -170,7 +173,7 @@ def load_engine(
     model: str,
     *,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | str = "float32",
+    dtype: torch.dtype | str | None = None,
     gpu_memory_fraction: float | None = None,
     available_bytes: int | None = None,
     session_capacity: int | None = None,
@@ -187,7 +190,7 @@ def load_engine(
     Args:
         model: entry point name in the group `worldline.pipelines`.
         device: torch device.
-        dtype: element type of weights and KV.
+        dtype: element type of weights and KV; None leaves it to the model: its `default_dtype`, else float32.
         gpu_memory_fraction: share of the free memory for further sessions; None leaves it to `kv` or the default.
         available_bytes: memory to plan with; None asks the device.
         session_capacity: resident sessions wanted; None for the pipeline's cap.
@@ -208,6 +211,8 @@ def load_engine(
     from gpu_worker.runner import ARDiffusionModelRunner, RunnerOptions
 
     factory = load_pipeline_factory(model)
+    if dtype is None:
+        dtype = getattr(factory, "default_dtype", DEFAULT_DTYPE)
     torch_device, torch_dtype = resolve_device(device), resolve_dtype(dtype)
     if not isinstance(kv, ARDiffusionKVOverrides):
         kv = ARDiffusionKVOverrides.from_mapping(kv or {})

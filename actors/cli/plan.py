@@ -13,16 +13,13 @@ from actors.cli.exit_codes import ExitCode
 from actors.cli.options import JsonOption
 from actors.cli.output import print_json, print_table
 from actors.cli.parsing import parse_params
-from actors.kv_specs import load_kv_spec
+from actors.kv_specs import load_kv_fields
 from contracts.assignments import parse_assignments
 from contracts.errors import CapacityError, InvalidArgumentError
-from contracts.kv_spec import ARDiffusionKVCacheSpec
-from contracts.kv_spec_json import DTYPE_BYTES, DTYPE_FIELD, kv_spec_from_dict, kv_spec_to_dict, loads_kv_spec
+from contracts.kv_spec_json import DTYPE_BYTES, DTYPE_FIELD, kv_spec_from_dict, loads_kv_spec
 from contracts.memory_size import parse_memory
 
 DEFAULT_FRACTION: Final = 0.1
-_WORKER_DTYPE: Final = "float32"
-"""What a worker uses when it is told nothing else; a model's spec does not say it."""
 
 
 def plan(
@@ -65,7 +62,10 @@ def plan(
 ) -> None:
     """Print how many sessions of a model fit on a device, and what each part takes. Loads no weights."""
     available_bytes = parse_memory(memory)
-    chosen, dtype = _overridden(_described(model, spec, param or []), set_ or [])
+    # A value is JSON, and dtype may do without quotes.
+    changes = parse_assignments(set_ or [], "set", form="FIELD=VALUE", words=(DTYPE_FIELD,))
+    fields = _described(model, spec, param or [], dtype=changes.get(DTYPE_FIELD))
+    chosen, dtype = kv_spec_from_dict({**fields, **changes})
     try:
         found = make_plan(
             chosen,
@@ -87,13 +87,15 @@ def plan(
         typer.echo(line)
 
 
-def _described(model: str | None, file: Path | None, params: Sequence[str]) -> dict[str, Any]:
+def _described(
+    model: str | None, file: Path | None, params: Sequence[str], *, dtype: object
+) -> dict[str, Any]:
     """The spec as plain fields, from wherever it comes."""
     if (model is None) == (file is None):
         raise InvalidArgumentError("give either --model or --spec", field="model" if file else "spec")
     config = parse_params(params)
     if model is not None:
-        return kv_spec_to_dict(load_kv_spec(model, config), _WORKER_DTYPE)
+        return load_kv_fields(model, config, dtype)
     assert file is not None
     if config:
         raise InvalidArgumentError(
@@ -110,12 +112,6 @@ def _read(file: Path) -> bytes:
         return typer.get_binary_stream("stdin").read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
         raise InvalidArgumentError(f"{file}: {error.strerror}", field="spec") from None
-
-
-def _overridden(fields: dict[str, Any], changes: Sequence[str]) -> tuple[ARDiffusionKVCacheSpec, str]:
-    """The spec with each `FIELD=VALUE` in force; a value is JSON, and dtype may do without quotes."""
-    changed = parse_assignments(changes, "set", form="FIELD=VALUE", words=(DTYPE_FIELD,))
-    return kv_spec_from_dict({**fields, **changed})
 
 
 def _cannot_fit(error: CapacityError) -> dict[str, Any]:

@@ -121,9 +121,7 @@ async def test_the_table_of_bytes_is_the_plans(folder: Path) -> None:
     rows = re.findall(r"^\| (\d+) x (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
     assert len(rows) == 3
     for height, width, *counts in rows:
-        argv = (
-            "worldline plan --model lingbot-world --memory 500GB --fraction 0.9 --set dtype=bfloat16 --json"
-        )
+        argv = "worldline plan --model lingbot-world --memory 500GB --fraction 0.9 --json"
         size = f" --param ar_diffusion_height={height} --param ar_diffusion_width={width}"
         plan = json.loads(await run(argv + size, folder))
         required = plan["required_bytes"]

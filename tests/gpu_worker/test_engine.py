@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
+import torch
 
 import gpu_worker
 from contracts.config import load_settings
@@ -114,6 +115,35 @@ def test_a_model_is_found_by_its_entry_point() -> None:
     assert (engine.model, engine.capacity) == ("recording", 3)
     assert engine.memory()["budget_bytes"] == 1 << 19
     assert engine.execute_tick(make_tick(), params={}, seed=0).error is None
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "used"),
+    [
+        (None, None, torch.float32),
+        ("bfloat16", None, torch.bfloat16),
+        ("bfloat16", "float32", torch.float32),
+    ],
+)
+def test_a_model_may_say_what_it_runs_in_where_nobody_else_does(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, asked: str | None, used: torch.dtype
+) -> None:
+    built: list[torch.dtype] = []
+
+    class Factory:
+        def __call__(self, *, dtype: torch.dtype, **_: Any) -> RecordingPipeline:
+            built.append(dtype)
+            return RecordingPipeline()
+
+    factory = Factory()
+    if own is not None:
+        factory.default_dtype = own  # type: ignore[attr-defined]
+    monkeypatch.setattr("gpu_worker.engine.load_pipeline_factory", lambda _: factory)
+
+    engine = load_engine("recording", available_bytes=1 << 20, dtype=asked)
+
+    assert built == [used]
+    assert engine._runner.dtype == used
 
 
 @pytest.mark.usefixtures("_entry_points")

@@ -35,7 +35,7 @@ from gpu_worker.models.lingbot_world.passes import PagedFlow, publish_prompt
 from gpu_worker.models.lingbot_world.request import LingBotRequest, check_request
 from gpu_worker.models.lingbot_world.sampler import DMDBlock
 from gpu_worker.models.lingbot_world.settings import LingBotSettings, LingBotTopology
-from gpu_worker.models.lingbot_world.spec import BRANCH, TEXT, lingbot_kv_spec, owned_bytes
+from gpu_worker.models.lingbot_world.spec import BRANCH, DEFAULT_DTYPE, TEXT, lingbot_kv_spec, owned_bytes
 from gpu_worker.models.lingbot_world.steps import Chunk, LingBotSteps, WorldState, read_together
 from gpu_worker.models.lingbot_world.trajectories import load_trajectory
 from gpu_worker.models.lingbot_world.trusted_root import TrustedRoot
@@ -55,6 +55,9 @@ class LingBotWorldPipeline:
     Raises:
         ConfigurationError: a setting or something in the checkpoint does not fit; names it.
     """
+
+    default_dtype: ClassVar[str] = DEFAULT_DTYPE
+    """What it runs in where nobody says."""
 
     shares_sequences: ClassVar[bool] = True
     """Whether several ranks can share a sequence: then `parallel` is given."""
@@ -91,22 +94,12 @@ class LingBotWorldPipeline:
 
     def ar_diffusion_kv_cache_spec(self) -> ARDiffusionKVCacheSpec:
         """What a session costs."""
-        height, width, topology = self._size.height, self._size.width, self._topology
-        owned = owned_bytes(
-            height,
-            width,
-            transformer=topology.transformer,
-            vae=topology.vae,
-            itemsize=self._dtype.itemsize,
-            degree=self._degree,
-        )
+        size, degree = (self._size.height, self._size.width), self._degree
+        model, vae, itemsize = self._topology.transformer, self._topology.vae, self._dtype.itemsize
+        owned = owned_bytes(*size, transformer=model, vae=vae, itemsize=itemsize, degree=degree)
+        capacity = self._settings.cost.session_capacity
         return lingbot_kv_spec(
-            height,
-            width,
-            owned=owned,
-            transformer=topology.transformer,
-            session_capacity=self._settings.cost.session_capacity,
-            degree=self._degree,
+            *size, owned=owned, transformer=model, session_capacity=capacity, degree=degree
         )
 
     @contextmanager

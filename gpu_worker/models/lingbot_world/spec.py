@@ -28,6 +28,9 @@ MASK_CHANNELS: Final = 4
 _LATENT_PIXEL: Final = 8
 _MID_CONVS: Final = 4
 _HISTORY_FRAMES: Final = 2
+DEFAULT_DTYPE: Final = "bfloat16"
+"""What the published weights are run in: in float32 neither they nor a session fit on a card."""
+
 _ITEM_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -184,7 +187,7 @@ class LingBotSpecSettings:
     ar_diffusion_width: int = 832
     session_capacity: int = 2
     ulysses_degree: int = 1
-    dtype: str = "bfloat16"
+    dtype: str = DEFAULT_DTYPE
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any]) -> LingBotSpecSettings:
@@ -215,15 +218,23 @@ class LingBotSpecSettings:
             ) from None
 
 
-def kv_spec(config: Mapping[str, Any]) -> ARDiffusionKVCacheSpec:
-    """The KV spec for a deployment's settings (see `LingBotSpecSettings`): the published checkpoint's."""
-    chosen = LingBotSpecSettings.from_mapping(config)
-    height, width = chosen.ar_diffusion_height, chosen.ar_diffusion_width
-    owned = owned_bytes(height, width, itemsize=_ITEM_BYTES[chosen.dtype], degree=chosen.ulysses_degree)
-    return lingbot_kv_spec(
-        height,
-        width,
-        owned=owned,
-        session_capacity=chosen.session_capacity,
-        degree=chosen.ulysses_degree,
-    )
+class PublishedSpec:
+    """What `worldline plan` calls: a deployment's settings in, the KV spec of the published checkpoint out."""
+
+    default_dtype: Final = DEFAULT_DTYPE
+
+    def __call__(self, config: Mapping[str, Any]) -> ARDiffusionKVCacheSpec:
+        """The spec; for the settings see `LingBotSpecSettings`."""
+        chosen = LingBotSpecSettings.from_mapping(config)
+        height, width = chosen.ar_diffusion_height, chosen.ar_diffusion_width
+        owned = owned_bytes(height, width, itemsize=_ITEM_BYTES[chosen.dtype], degree=chosen.ulysses_degree)
+        return lingbot_kv_spec(
+            height,
+            width,
+            owned=owned,
+            session_capacity=chosen.session_capacity,
+            degree=chosen.ulysses_degree,
+        )
+
+
+kv_spec: Final = PublishedSpec()

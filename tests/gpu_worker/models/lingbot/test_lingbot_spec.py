@@ -1,5 +1,6 @@
 """What a session costs: the figures of the shipped geometry, and the formulas at other sizes."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from actors.cli.main import run
 from contracts.capacity import MemoryModel, plan_capacity
 from contracts.errors import ConfigurationError, InvalidArgumentError
 from contracts.kv_spec import resolve_kv_config
 from gpu_worker.models.lingbot_world.config import LingBotTransformerConfig
+from gpu_worker.models.lingbot_world.pipeline import LingBotWorldPipeline
 from gpu_worker.models.lingbot_world.spec import (
     LingBotSpecSettings,
     VaeGeometry,
@@ -166,6 +169,28 @@ def test_settings_change_the_spec() -> None:
 
     assert spec.session_capacity == 5
     assert spec.model_owned_state_bytes_per_session == 2 * 7_965_984_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "required"),
+    [
+        (("--set", "model_owned_state_bytes_per_session=7488000"), 33_653_670_400),
+        ((), 41_612_166_400),
+        (("--set", "dtype=float32"), 2 * (41_612_166_400)),
+        (("--param", 'dtype="float32"'), 2 * (41_612_166_400)),
+    ],
+    ids=str,
+)
+def test_a_plan_by_name_is_in_the_type_that_the_worker_runs_in(
+    arguments: tuple[str, ...], required: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert LingBotWorldPipeline.default_dtype == kv_spec.default_dtype == "bfloat16"
+
+    status = run(["plan", "--model", "lingbot-world", "--memory", "100GiB", *arguments, "--json"])
+
+    plan = json.loads(capfd.readouterr().out)
+    assert (status, plan["capacity"]) == (0, 1)
+    assert plan["required_bytes"]["1"] == required
 
 
 def test_planning_brings_in_no_torch() -> None:
