@@ -168,6 +168,27 @@ def test_what_is_not_finite_is_no_chunk(field: str, monkeypatch: pytest.MonkeyPa
     assert not worlds.runner.is_resident("w")
 
 
+@pytest.mark.parametrize("field", ["latents", "frames"])
+def test_a_chunk_that_is_not_finite_leaves_index_camera_encoder_and_generator(field: str) -> None:
+    bare = Bare()
+    bare.tick(0)
+    world, random, _ = bare.traces()
+    owner, name = {
+        "latents": (bare.pipeline._transformer, "forward"),
+        "frames": (bare.pipeline._decoder, "_frame"),
+    }[field]
+    run = getattr(owner, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, lambda *arguments, **options: run(*arguments, **options) * torch.nan)
+        with pytest.raises(ModelError, match="not finite") as caught:
+            bare.tick(1)
+
+    assert caught.value.field == field
+    assert bare.traces()[:2] == (world, random)
+    assert bare.pipeline._decoded == {}
+
+
 # ---------------------------------------------------------------------------------------------------- bad input
 
 
