@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
 
 from contracts.errors import InvalidArgumentError
 from gpu_worker.models.dreamzero.unipc import UniPCSampler, UniPCSchedule
@@ -52,6 +53,25 @@ def test_steps_equal_the_formulas(steps: int, shift: float) -> None:
 
     expected = oracle.run(list(schedule.sigmas), noise.numpy(), list(flows.numpy()))
     np.testing.assert_allclose(torch.stack(found).numpy(), np.stack(expected), atol=1e-9, rtol=1e-9)
+
+
+def test_steps_are_those_of_a_library_that_is_given_the_same_levels() -> None:
+    schedule = UniPCSchedule.of()
+    noise, flows = random(1)[0], random(16, 1)
+    library = UniPCMultistepScheduler(
+        prediction_type="flow_prediction",
+        use_flow_sigmas=True,
+        flow_shift=5.0,
+        solver_order=2,
+        solver_type="bh2",
+    )
+    library.set_timesteps(16)
+    library.sigmas = torch.tensor(schedule.sigmas, dtype=torch.float64)
+
+    sample = noise
+    for found, flow, timestep in zip(run(schedule, noise, flows), flows, library.timesteps, strict=True):
+        sample = library.step(flow, timestep, sample, return_dict=False)[0]
+        torch.testing.assert_close(found, sample, atol=1e-12, rtol=1e-12)
 
 
 def test_a_decoupled_video_stays_noisy() -> None:
