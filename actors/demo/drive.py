@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,13 @@ import numpy.typing as npt
 from actors.client import SessionClient
 from actors.demo.producer import Producer
 from actors.demo.walk import FIRST_PROMPT, PACE_MS, Scene, Walk
+from contracts.errors import error_from_dict
+from contracts.lifecycle import Status
 from contracts.payloads import decode_frames
 from contracts.state import CommittedChunk
 
 SESSION_ID = "demo"
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,16 @@ class DemoChunk:
 
 
 async def drive(url: str, options: Options, walk: Walk, show: Callable[[DemoChunk], None]) -> list[DemoChunk]:
-    """The whole life of one session; `show` is told of each chunk as it comes."""
+    """The whole life of one session; `show` is told of each chunk as it comes. TickFailedError if the session fails."""
     made: list[DemoChunk] = []
     scene = Scene(walk)
+
+    async def watch(producer: Producer) -> None:
+        async with producer, aclosing(_chunks(session, producer, options)) as chunks:
+            async for chunk in chunks:
+                made.append(await _look(session, chunk, scene))
+                show(made[-1])
+
     async with SessionClient(SESSION_ID, url) as session:
         await session.create(
             model=options.model, reducer="lingbot-camera", seed=options.seed, prompt=FIRST_PROMPT
@@ -75,12 +86,24 @@ async def drive(url: str, options: Options, walk: Walk, show: Callable[[DemoChun
             lockstep=options.lockstep,
             keys=options.keys,
         )
-        async with producer, aclosing(_chunks(session, producer, options)) as chunks:
-            async for chunk in chunks:
-                made.append(await _look(session, chunk, scene))
-                show(made[-1])
+        await _unless_it_fails(session, watch(producer))
         await session.close("the demo is over")
     return made
+
+
+async def _unless_it_fails(session: SessionClient, work: Coroutine[Any, Any, None]) -> None:
+    """Waits for `work`, which would wait for ever for the chunks of a session that has failed."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=_LOOK_S)
+            state = None if task.done() else await session.state()
+            if state is not None and state.status is Status.FAILED:
+                raise error_from_dict({"code": state.failure_code, "message": state.failure_message})
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _chunks(

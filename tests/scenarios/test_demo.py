@@ -99,6 +99,39 @@ def test_a_worker_that_dies_ends_it_with_a_reason(processes: Processes, tmp_path
     assert "the worker ended" in process.stderr
 
 
+FAILING = """
+from gpu_worker.models.reference.pipeline import ReferencePipeline
+
+class Failing(ReferencePipeline):
+    def forward(self, request):
+        if request.tick.chunk_index == 2:
+            raise ZeroDivisionError("nothing is this small")
+        return super().forward(request)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--lockstep",)], ids=["free", "lockstep"])
+def test_a_model_that_fails_ends_it_with_the_models_words(
+    processes: Processes, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    info = tmp_path / "site" / "failing-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[worldline.pipelines]\nfailing = failing:Failing\n")
+    (tmp_path / "site" / "failing.py").write_text(FAILING)
+    process = processes.script(
+        "worldline",
+        *("demo", "--model", "failing", "--out", str(tmp_path / "pictures"), *options),
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site")},
+    )
+
+    assert process.wait(timeout=90) == 1, process.report()
+    assert "ZeroDivisionError: nothing is this small" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert not (tmp_path / "pictures").exists()
+
+
 def test_the_walk_leaves_the_first_chunks_alone_and_is_called_what_it_is() -> None:
     steps = walk()
 
