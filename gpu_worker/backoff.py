@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
 
+from contracts.broker import BrokerFullError
 from contracts.errors import BrokerError
 
 
@@ -52,12 +54,20 @@ class Outage:
         if self._deadline_s is None:
             self._deadline_s = time.monotonic() + self._patience_s
 
-    async def persist(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Runs `write` until it succeeds; raises its BrokerError once patience is over, any other error at once."""
-        backoff = Backoff()
+    async def persist(self, write: Callable[[], Awaitable[None]], *, full_s: float = math.inf) -> None:
+        """Runs `write` until it succeeds; raises its BrokerError once patience is over, any other error at once.
+
+        Args:
+            write: what is to be written.
+            full_s: how long a broker that is out of memory is waited for; then its BrokerFullError is raised.
+        """
+        backoff, full_until_s = Backoff(), time.monotonic() + full_s
         while True:
             try:
                 return await write()
+            except BrokerFullError:
+                if time.monotonic() > min(full_until_s, self._deadline_s or math.inf):
+                    raise
             except BrokerError:
                 if self._deadline_s is not None and time.monotonic() > self._deadline_s:
                     raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -146,6 +146,13 @@ class RequestHandler:
             queued_ms=queued_ms,
             executed_ms=executed_ms,
         )
+
+    def without_chunk(self, answer: Outgoing) -> Outgoing:
+        """The answer to a tick whose chunk the broker has no room for, in place of the one that was recorded."""
+        full = TickFailedError("the broker has no room for the chunk", field="payload", code="payload_lost")
+        reply = replace(answer.reply, output=None, error=full)
+        self._ledger.record(reply)
+        return Outgoing(answer.reply_to, reply)
 
     # ------------------------------------------------------------------------------------------------ ticks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from contracts import failpoints
+from contracts.broker import BrokerFullError
 from contracts.errors import (
     BrokerError,
     CorruptDataError,
@@ -32,6 +34,9 @@ from gpu_worker.requests import Outgoing, RequestHandler, read_request, salvage
 
 INTEGRITY_PERIOD_S: Final = 5.0
 INTERRUPT_PERIOD_S: Final = 0.05
+
+FULL_PATIENCE_S: Final = 2.0
+"""How long a chunk waits for a broker that is out of memory. What waits behind it may be what makes room again."""
 
 T = TypeVar("T")
 
@@ -223,7 +228,11 @@ class Server:
             await self._link.send_reply(inbox, reply, answer.blobs)
 
         try:
-            await self._outage.persist(write)
+            await self._outage.persist(write, full_s=FULL_PATIENCE_S if answer.blobs else math.inf)
+        except BrokerFullError:
+            if self._stopping.is_set() or not answer.blobs:
+                raise
+            await self._send(self._handler.without_chunk(answer))
         except BrokerError:
             raise
         except WorldlineError as error:

@@ -162,6 +162,30 @@ async def test_a_chunk_waits_for_a_broker_that_is_out_of_memory(
     assert (await host.reply()).output is not None
 
 
+async def test_a_chunk_that_a_full_broker_does_not_take_holds_up_no_release(
+    host: FakeHost, start_worker: WorkerRunner
+) -> None:
+    # Given a worker with two sessions, on a broker that runs out of memory while it makes a chunk of one of them
+    await start_worker()
+    made, other = await host.create("world-1", sleep_ms=200), await host.create("world-2")
+    await host.chunk(other)
+    tick = made.tick()
+    release = other.release()
+    await host.send(tick)
+    await asyncio.sleep(0.05)
+
+    # When the other one is closed
+    await host.send(release)
+    await host.client.config_set("maxmemory", "1")
+
+    # Then the chunk is given up, also for whoever asks again, and the release is answered
+    assert (await host.reply()).error.code == "payload_lost"
+    assert (await host.reply()).request_id == release.request_id
+    assert not await host.client.hexists(host.worker.sessions, "world-2")
+    await host.client.config_set("maxmemory", "0")
+    assert (await host.run(made.again(tick))).error.code == "payload_lost"
+
+
 def slowly(function: Callable[[str], None]) -> Callable[[str], None]:
     def slow(session_id: str) -> None:
         time.sleep(0.3)
