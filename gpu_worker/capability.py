@@ -154,6 +154,13 @@ class HasDefaultSeed(Protocol):
     ar_diffusion_default_seed: int
 
 
+@runtime_checkable
+class BeginsAnewOnPrompt(Protocol):
+    """A pipeline for which another prompt is another task: it lets go of all that came before, within a session, too."""
+
+    begins_anew_on_prompt: bool
+
+
 _REQUIRED: Final = (
     "ar_diffusion_kv_cache_spec",
     "bind_ar_diffusion_state",

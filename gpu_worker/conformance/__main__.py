@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -18,13 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from contracts.assignments import parse_assignments
-from contracts.errors import ConfigurationError, WorldlineError
+from contracts.errors import ConfigurationError, InvalidArgumentError, WorldlineError
+from contracts.events import ARDiffusionControlInput, loads
 from contracts.kv_spec import ARDiffusionKVCacheSpec
 from gpu_worker.conformance.subject import Subject
 from gpu_worker.conformance.suite import CheckResult, Outcome, passed, run_conformance
 from gpu_worker.device import resolve_device, resolve_dtype
 from gpu_worker.registry import load_pipeline_factory
 
+_PROMPT = "{prompt}"
 _STYLES = {
     Outcome.PASSED: "green",
     Outcome.FAILED: "bold red",
@@ -46,6 +49,18 @@ def check(
     config: Annotated[
         list[str] | None, typer.Option(metavar="K=JSON", help="A setting of the model; repeatable.")
     ] = None,
+    control: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACK:SCHEMA:JSON", help="A control of every tick, {prompt} in it replaced; repeatable."
+        ),
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="An image of the sessions, or of every tick's control; repeatable."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
@@ -61,8 +76,9 @@ def check(
             device=resolve_device(device),
             dtype=resolve_dtype(dtype),
             config=parse_assignments(config or [], "config"),
-            params=parse_assignments(param or [], "param"),
-            planned_spec=_planned_spec(model),
+            params=parse_assignments(param or [], "param") | _images(image or []),
+            planned_spec=_planned_spec(model, dtype),
+            controls=_controls(control or []),
         )
     except WorldlineError as error:
         typer.echo(f"error: {error}", err=True)
@@ -72,14 +88,41 @@ def check(
     raise typer.Exit(0 if passed(results) else 1)
 
 
-def _planned_spec(model: str) -> Callable[[Mapping[str, Any]], ARDiffusionKVCacheSpec] | None:
+def _images(files: Sequence[Path]) -> dict[str, Any]:
+    try:
+        return {"images": [file.read_bytes() for file in files]} if files else {}
+    except OSError as error:
+        raise InvalidArgumentError(f"--image: {error.strerror}", field="image") from None
+
+
+def _controls(texts: Sequence[str]) -> Callable[[str], tuple[ARDiffusionControlInput, ...]]:
+    """What every tick of a prompt carries; checked with one that is short."""
+
+    def controls(prompt: str) -> tuple[ARDiffusionControlInput, ...]:
+        return tuple(_control(text.replace(_PROMPT, json.dumps(prompt)[1:-1])) for text in texts)
+
+    controls("x")
+    return controls
+
+
+def _control(text: str) -> ARDiffusionControlInput:
+    parts = text.split(":", 2)
+    if len(parts) != 3:
+        raise InvalidArgumentError(f"--control is TRACK:SCHEMA:JSON, got {text!r:.80}", field="control")
+    return ARDiffusionControlInput(parts[0], parts[1], loads(parts[2], f"control {parts[0]}"))
+
+
+def _planned_spec(model: str, dtype: str) -> Callable[[Mapping[str, Any]], ARDiffusionKVCacheSpec] | None:
     points = {point.name: point for point in entry_points(group="worldline.kv_specs")}
     if model not in points:
         return None
 
     def planned(config: Mapping[str, Any]) -> ARDiffusionKVCacheSpec:
         # Loaded when the check asks for it, so that what goes wrong then is a result.
-        spec: ARDiffusionKVCacheSpec = points[model].load()(config)
+        function = points[model].load()
+        if hasattr(function, "default_dtype"):  # such a one takes the element type as a setting
+            config = {**config, "dtype": dtype}
+        spec: ARDiffusionKVCacheSpec = function(config)
         return spec
 
     return planned

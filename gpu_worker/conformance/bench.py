@@ -96,12 +96,14 @@ class Bench:
     ) -> ARDiffusionTickRequest:
         """The session's next tick."""
         index = self._next_chunk.get(session_id, 0)
+        asked = self.prompt if prompt is None else prompt
         return ARDiffusionTickRequest(
             session_id,
             f"ar-{session_id}-{index}-{index:032x}",
             index,
             tuple(event_ids),
-            self.prompt if prompt is None else prompt,
+            asked,
+            self.subject.controls(asked),
         )
 
     def run(self, session_id: str, count: int, *, seed: int = 1) -> list[str]:

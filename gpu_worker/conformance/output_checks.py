@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.tick import metadata_from_envelope
-from gpu_worker.capability import SupportsStepExecution
+from gpu_worker.capability import BeginsAnewOnPrompt, SupportsStepExecution
 from gpu_worker.conformance.bench import Bench, float_tensors
 from gpu_worker.conformance.subject import NotApplicableError, require
 from gpu_worker.encoding import encode_frames, encode_output
@@ -61,7 +61,7 @@ def step_execution(bench: Bench) -> None:
 
 
 def prompt_switch(bench: Bench) -> None:
-    """Another prompt takes effect in the running world, which keeps its past."""
+    """Another prompt takes effect in the running world, which keeps its past; or begins a new one, as it says it does."""
     session_id, opening = bench.session("switched"), bench.session("opening")
     other = bench.subject.prompts[1]
     kept = bench.alone("kept", 2)
@@ -70,10 +70,14 @@ def prompt_switch(bench: Bench) -> None:
     switched = bench.tick(session_id, prompt=other).digest
     after = bench.probe.frames[session_id]
     bench.close(session_id)
-    for branch, frames in before.items():
-        require(frames == 0 or after[branch] > frames, f"the switch made branch {branch!r} forget its past")
     begun_with_other = bench.tick(opening, prompt=other).digest
     bench.close(opening)
+    pipeline = bench.probe.pipeline
+    if isinstance(pipeline, BeginsAnewOnPrompt) and pipeline.begins_anew_on_prompt:
+        require(switched == begun_with_other, "another prompt begins a world that is no new one")
+        return
+    for branch, frames in before.items():
+        require(frames == 0 or after[branch] > frames, f"the switch made branch {branch!r} forget its past")
     if begun_with_other == first:
         raise NotApplicableError("the first chunk does not depend on the prompt")
     require(
@@ -90,7 +94,11 @@ def rolling_window(bench: Bench) -> None:
     for index in range(bench.chunks_past_window):
         bench.tick(session_id)
         done = bench.probe.frames[session_id]
-        steps = {branch: done[branch] - before[branch] for branch in done}
+        # A rollout may begin anew where attention no longer reaches: then its frames count from 0 again.
+        steps = {
+            branch: done[branch] - (before[branch] if done[branch] >= before[branch] else 0)
+            for branch in done
+        }
         committed = [step for step in steps.values() if step]
         require(bool(committed), f"chunk {index} committed no frame of KV, so later chunks can't see it")
         require(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from contracts.events import ARDiffusionControlInput
 from contracts.kv_spec import ARDiffusionKVCacheSpec
 from gpu_worker.registry import PipelineFactory
 
@@ -33,9 +34,10 @@ class Subject:
         device: where it runs.
         dtype: element type of weights and KV.
         config: the model's own settings.
-        params: creation parameters of the sessions, for a model that asks for some.
+        params: creation parameters of the sessions, for a model that asks for some; `images` may be bytes.
         planned_spec: what `worldline plan` works with, configuration in, spec out; None where the model offers none.
         prompts: two prompts that ought to make a difference.
+        controls: what every tick of a prompt carries, for a model that does nothing without.
     """
 
     factory: PipelineFactory
@@ -45,6 +47,7 @@ class Subject:
     params: Mapping[str, Any] = field(default_factory=dict)
     planned_spec: Callable[[Mapping[str, Any]], ARDiffusionKVCacheSpec] | None = None
     prompts: tuple[str, str] = (PROMPT, OTHER_PROMPT)
+    controls: Callable[[str], tuple[ARDiffusionControlInput, ...]] = lambda _prompt: ()
 
     def build(self) -> object:
         """A new pipeline."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from gpu_worker.models.dreamzero.policy import Policy
 from gpu_worker.models.dreamzero.request import ACTIONS, PIXEL, is_dummy
 from gpu_worker.models.dreamzero.rollout import settled
 from gpu_worker.models.dreamzero.settings import DEFAULT_SEED, DreamZeroSettings
-from gpu_worker.models.dreamzero.spec import dreamzero_kv_spec, owned_bytes
+from gpu_worker.models.dreamzero.spec import DEFAULT_DTYPE, dreamzero_kv_spec, owned_bytes
 from gpu_worker.models.dreamzero.world import PolicyState
 
 _WARMUP_LANGUAGE: Final = "stand still"
@@ -50,8 +50,14 @@ class DreamZeroPipeline:
     ar_diffusion_default_seed = DEFAULT_SEED
     """Of sessions that name none."""
 
-    shares_sequences = True
+    shares_sequences: ClassVar[bool] = True
     """Two ranks may serve a session together."""
+
+    default_dtype: ClassVar[str] = DEFAULT_DTYPE
+    """What it runs in where nobody says."""
+
+    begins_anew_on_prompt = True
+    """Another language is another task."""
 
     def __init__(
         self,

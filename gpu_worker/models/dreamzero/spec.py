@@ -29,6 +29,9 @@ IMAGE: Final = "image"
 
 DEFAULT_CAPACITY: Final = 64
 
+DEFAULT_DTYPE: Final = "bfloat16"
+"""What the published weights are run in."""
+
 _ITEM_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -120,7 +123,7 @@ class DreamZeroSpecSettings:
     checkpoint: object = None
     session_capacity: int = DEFAULT_CAPACITY
     cfg_parallel: int = 1
-    dtype: str = "bfloat16"
+    dtype: str = DEFAULT_DTYPE
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any]) -> DreamZeroSpecSettings:
@@ -160,15 +163,23 @@ def checkpoint_folder(value: object) -> Path:
     return Path(value)
 
 
-def kv_spec(config: Mapping[str, Any]) -> ARDiffusionKVCacheSpec:
-    """The KV spec for a deployment's settings (see `DreamZeroSpecSettings`)."""
-    chosen = DreamZeroSpecSettings.from_mapping(config)
-    topology = DreamZeroTopology()
-    if chosen.checkpoint is not None:
-        topology = Deployment.load(checkpoint_folder(chosen.checkpoint)).topology
-    return dreamzero_kv_spec(
-        topology,
-        owned=owned_bytes(topology, itemsize=chosen.itemsize),
-        session_capacity=chosen.session_capacity,
-        cfg_parallel=chosen.cfg_parallel,
-    )
+class PlannedSpec:
+    """What `worldline plan` calls: a deployment's settings in, the KV spec out."""
+
+    default_dtype: Final = DEFAULT_DTYPE
+
+    def __call__(self, config: Mapping[str, Any]) -> ARDiffusionKVCacheSpec:
+        """The spec of the published checkpoint, or of the one that the settings name; see `DreamZeroSpecSettings`."""
+        chosen = DreamZeroSpecSettings.from_mapping(config)
+        topology = DreamZeroTopology()
+        if chosen.checkpoint is not None:
+            topology = Deployment.load(checkpoint_folder(chosen.checkpoint)).topology
+        return dreamzero_kv_spec(
+            topology,
+            owned=owned_bytes(topology, itemsize=chosen.itemsize),
+            session_capacity=chosen.session_capacity,
+            cfg_parallel=chosen.cfg_parallel,
+        )
+
+
+kv_spec: Final = PlannedSpec()

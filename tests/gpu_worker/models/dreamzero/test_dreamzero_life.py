@@ -34,7 +34,9 @@ async def start(broker: RealBroker) -> AsyncIterator[StartWorker]:
 
     async def start_worker(**settings: Any) -> Worker:
         values = QUICK | {"model": MODEL, "redis_url": broker.url, "checkpoint": str(shared_checkpoint())}
-        loaded = WorkerSettings(**(values | {"device_memory": "1GiB", "device": "cpu"} | settings))
+        loaded = WorkerSettings(
+            **(values | {"device_memory": "1GiB", "device": "cpu", "dtype": "float32"} | settings)
+        )
         engine = load_installed_model(loaded)  # here: its imports would take longer than its heartbeats may
         ready = asyncio.Event()
         worker = Worker(loaded, lambda: engine, on_ready=lambda _: ready.set())
