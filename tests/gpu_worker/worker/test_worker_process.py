@@ -170,6 +170,18 @@ async def test_an_engine_that_can_not_be_built_is_bad_configuration(
     assert await host.info() == {}
 
 
+async def test_a_setting_of_the_model_reaches_it_and_is_refused_by_it(
+    processes: Processes, broker: RealBroker, host: FakeHost
+) -> None:
+    arguments = ("--device", "cpu", "--param", "window_frames=4", "--param", "windw_frames=4")
+    worker = processes.module("gpu_worker", *arguments, env=environment(broker.url))
+
+    assert await asyncio.to_thread(worker.wait) == 78
+    assert "no setting 'windw_frames'" in worker.stderr
+    assert "Traceback" not in worker.stderr
+    assert await host.info() == {}
+
+
 async def test_a_worker_that_loads_for_long_ends_at_once_on_sigterm(
     processes: Processes, broker: RealBroker, host: FakeHost, tmp_path: Path
 ) -> None:
