@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from actors.broker_pool import Broker
-from contracts.broker import map_exceptions
+from contracts.broker import BrokerFullError, map_exceptions
 from contracts.errors import BrokerError
 
 
@@ -43,5 +43,11 @@ class Presence:
                 await self._beat()
 
     async def _beat(self) -> None:
-        with map_exceptions(self._key):
-            await self._broker.commands.set(self._key, "1", px=self._presence_ms)
+        try:
+            with map_exceptions(self._key):
+                await self._broker.commands.set(self._key, "1", px=self._presence_ms)
+        except BrokerFullError:
+            # What is there already is kept without memory.
+            with map_exceptions(self._key):
+                if not await self._broker.commands.pexpire(self._key, self._presence_ms):
+                    raise

@@ -13,6 +13,7 @@ from contracts.errors import CorruptDataError
 from contracts.keys import Keys
 from contracts.messages import NO_INCARNATION, Notice, NoticeKind
 from contracts.reservation import Reservation
+from contracts.worker_scripts import WorkerScripts
 
 
 class WorkerWatch:
@@ -65,11 +66,11 @@ class WorkerWatch:
 async def tell_sessions(
     client: Client, keys: Keys, worker_id: str, why: str, *, partitions: int
 ) -> tuple[int, list[str]]:
-    """Tells each session that is placed on a worker that its memory there is gone.
+    """Tells each session that is placed on a worker that its memory there is gone, also on a full broker.
 
     Returns how many were told, and the sessions whose reservation can't be read.
     """
-    key, told = keys.worker(worker_id).sessions, 0
+    key, told, scripts = keys.worker(worker_id).sessions, 0, WorkerScripts(client, keys)
     unreadable: list[str] = []
     with map_exceptions(key):
         placed: Any = await client.hgetall(key)
@@ -81,8 +82,6 @@ async def tell_sessions(
             unreadable.append(session_id)
             continue
         notice = Notice(NoticeKind.WORKER_LOST, session_id, worker_id, life, NO_INCARNATION, why)
-        inbox = keys.inbox_of(session_id, partitions)
-        with map_exceptions(inbox):
-            await client.xadd(inbox, {"notice": notice.to_json()})
+        await scripts.add_to_inbox(keys.inbox_of(session_id, partitions), "notice", notice.to_json())
         told += 1
     return told, unreadable

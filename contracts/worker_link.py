@@ -8,6 +8,7 @@ from typing import Final
 
 from contracts.broker import blocking_client, command_client, map_exceptions
 from contracts.errors import BrokerError, CorruptDataError, InvalidArgumentError
+from contracts.index_scripts import IndexScripts
 from contracts.keys import Keys
 from contracts.messages import InFlight, Notice, WorkerReply
 from contracts.payloads import Blob, PayloadStore
@@ -50,6 +51,7 @@ class WorkerLink:
         self._client = command_client(url)
         self._blocking = blocking_client(url, block_ms=block_ms)
         self._scripts = WorkerScripts(self._client, keys)
+        self._indexes = IndexScripts(self._client, keys)
         self.requests = RequestStream(self._blocking, self._own, worker_id, incarnation)
         self.payloads = PayloadStore(self._client, base=payload_url, keys=keys, ttl_ms=payload_ttl_ms)
 
@@ -68,8 +70,7 @@ class WorkerLink:
     async def list_alive(self, now_ms: int) -> None:
         """Puts the worker into the index of workers, last seen at `now_ms` of the broker's clock."""
         # Another slot than info, so it can't be part of the script that renews the name.
-        with map_exceptions(self._keys.workers):
-            await self._client.zadd(self._keys.workers, {self.worker_id: now_ms})
+        await self._indexes.add(self._keys.workers, self.worker_id, now_ms)
 
     async def mark_busy(self) -> int | None:
         """Says that a request begins; broker time in ms, or None when the name is not held."""

@@ -26,6 +26,7 @@ from actors.janitor.sweeps import sweep_long_streams
 from actors.store import SessionStore
 from contracts.broker import map_exceptions
 from contracts.errors import BrokerError, WorldlineError
+from contracts.index_scripts import IndexScripts
 from contracts.lifecycle import Status
 
 _LIMITS_MS: Final = 5_000
@@ -120,11 +121,12 @@ class Reconciler:
 
     async def _beat_until(self, stop: asyncio.Event) -> None:
         key = self._settings.keys.janitors
+        indexes = IndexScripts(self._broker.commands, self._settings.keys)
         while not stop.is_set():
             try:
                 now_ms = await self._store.now_ms()
+                await indexes.add(key, self._settings.janitor_id, now_ms)
                 with map_exceptions(key):
-                    await self._broker.commands.zadd(key, {self._settings.janitor_id: now_ms})
                     await self._broker.commands.zremrangebyscore(key, "-inf", now_ms - _FORGOTTEN_MS)
             except WorldlineError as error:
                 self._log.warning("heartbeat failed", error=str(error))

@@ -1,5 +1,6 @@
 """A broker that is out of memory takes nothing new in, and still lets sessions end."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -69,3 +70,48 @@ async def test_a_session_closes_on_a_broker_that_is_out_of_memory(
             plain.config_set("maxmemory", "0")
         await SessionClient("world-2", pool, timeout_s=10).create(model="scripted")
         await check_invariants(worker.client)
+
+
+async def test_sessions_of_a_dead_worker_close_on_a_broker_that_is_out_of_memory(
+    new_broker: Callable[..., RealBroker],
+) -> None:
+    # Given two sessions beyond chunk 0 on a broker that runs out of memory
+    server = new_broker()
+    async with (
+        FrugalWorker(server.url) as worker,
+        running_host(server.url, lease_ms=1_000, heartbeat_ms=200, worker_lost_after_ms=1_000),
+        Broker(server.url) as pool,
+    ):
+        sessions = [SessionClient(name, pool, timeout_s=10) for name in ("world-1", "world-2")]
+        for session in sessions:
+            await session.create(model="scripted")
+            await session.next_chunk()
+        with server.client() as plain:
+            # When their worker dies, and one of them is closed while the worker is only silent
+            await worker.vanish(silent_for_ms=0)
+            plain.config_set("maxmemory", "1mb")
+            closing = asyncio.create_task(sessions[0].close())
+
+            # Then both are told that it is gone, and both close
+            assert await closing is Status.CLOSED
+            async with asyncio.timeout(10):
+                while (await sessions[1].state()).status is not Status.FAILED:
+                    await asyncio.sleep(0.05)
+            assert (await sessions[1].state()).failure_code == "worker_lost"
+            assert await sessions[1].close() is Status.CLOSED
+            plain.config_set("maxmemory", "0")
+
+
+async def test_a_client_stays_present_on_a_broker_that_is_out_of_memory(
+    new_broker: Callable[..., RealBroker],
+) -> None:
+    server = new_broker()
+    async with FrugalWorker(server.url), running_host(server.url), Broker(server.url) as pool:
+        session = SessionClient("world-1", pool, timeout_s=10)
+        await session.create(model="scripted", presence_ms=600)
+        async with session:
+            with server.client() as plain:
+                plain.config_set("maxmemory", "1mb")
+                await asyncio.sleep(1.2)
+                assert plain.exists(pool.keys.session("world-1").presence)
+                plain.config_set("maxmemory", "0")
