@@ -30,6 +30,7 @@ from contracts.kv_spec import ARDiffusionKVCacheSpec, ARDiffusionKVConfig, resol
 from gpu_worker.kv.backends import make_attention_backend
 from gpu_worker.kv.cache import ARDiffusionKVCache
 from gpu_worker.kv.state import ARDiffusionKVState
+from gpu_worker.models.lingbot_world.attention import SequenceParallel
 from gpu_worker.models.lingbot_world.config import LingBotTransformerConfig
 from gpu_worker.models.lingbot_world.passes import PagedFlow, publish_prompt
 from gpu_worker.models.lingbot_world.sampler import DMDBlock
@@ -39,8 +40,6 @@ from gpu_worker.models.lingbot_world.transformer import CausalLingBotWorldTransf
 
 PUBLIC_MS = {"eager": 2992.0, "compiled": 1562.0}
 """Reported for one H200 eagerly, and for two with compiled blocks."""
-
-WEIGHT_STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ class Size:
     dtype: torch.dtype
     compiler: str
     rounds: int
+    weight_std: float = 0.02
 
 
 FULL = Size(LingBotTransformerConfig(), 480, 832, 512, torch.bfloat16, "inductor", 5)
@@ -77,16 +77,22 @@ class World:
         size: what is measured.
         device: where.
         attention: name of the attention backend.
+        parallel: ranks that share the sequence; None where this process is alone.
     """
 
-    def __init__(self, size: Size, device: torch.device, attention: str) -> None:
+    def __init__(
+        self, size: Size, device: torch.device, attention: str, parallel: SequenceParallel | None = None
+    ) -> None:
         self.size, self.device = size, device
         self.generator = torch.Generator(device).manual_seed(0)
-        self.model = CausalLingBotWorldTransformer3DModel.from_config({}, pinned=size.config)
+        self.model = CausalLingBotWorldTransformer3DModel.from_config(
+            {}, pinned=size.config, parallel=parallel
+        )
         self.model.load_weights(self._weights(), device=device, dtype=size.dtype)
         self.model.check_loaded()
+        degree = 1 if parallel is None else parallel.degree
         self.owned = owned_bytes(
-            size.height, size.width, transformer=size.config, itemsize=size.dtype.itemsize
+            size.height, size.width, transformer=size.config, itemsize=size.dtype.itemsize, degree=degree
         )
         spec = lingbot_kv_spec(
             size.height,
@@ -95,6 +101,7 @@ class World:
             transformer=size.config,
             text_tokens=size.text_tokens,
             session_capacity=1,
+            degree=degree,
         )
         kv_config = resolve_kv_config(spec, {"gpu_memory_fraction": 1.0})
         self.plan = _smallest_plan(spec, kv_config, size.dtype.itemsize)
@@ -105,6 +112,8 @@ class World:
         self.kv = ARDiffusionKVState("bench", cache)
         publish_prompt(self.model, self.kv, self._random(1, size.text_tokens, size.config.text_dim))
         self.finite = True
+        self.latents = torch.empty(0)
+        """Of the last chunk, [1, 16, 3, h, w]."""
 
     def chunk(self) -> float:
         """Makes the next chunk; returns its milliseconds."""
@@ -118,6 +127,7 @@ class World:
         latents = DMDBlock(flow, condition, DMDSchedule.of(), self.generator).run()
         self._synchronise()
         elapsed_ms = 1000 * (time.perf_counter() - began)
+        self.latents = latents
         self.finite = self.finite and bool(latents.isfinite().all())
         return elapsed_ms
 
@@ -126,7 +136,7 @@ class World:
             if ".norm" in name and name.endswith("weight"):
                 yield name, torch.ones(parameter.shape, device=self.device, dtype=self.size.dtype)
             else:
-                yield name, self._random(*parameter.shape) * WEIGHT_STD
+                yield name, self._random(*parameter.shape) * self.size.weight_std
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator, device=self.device, dtype=self.size.dtype)

@@ -163,8 +163,9 @@ class LeadingEngine:
         self._member.ranks.leave()
 
     def _all(self, request: RankRequest) -> DiffusionOutput | None:
-        self._member.ranks.send(request.encode())
-        return self._member.perform(request)
+        message = request.encode()
+        self._member.ranks.send(message)
+        return self._member.perform(RankRequest.decode(message))  # what the others get, to the last type
 
 
 def follow(member: Member) -> Exception | None:
