@@ -26,9 +26,9 @@ def _ceil_div(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
-def _positive(name: str, value: int) -> int:
-    if value <= 0:
-        raise InvalidArgumentError(f"{name} must be positive, got {value}", field=name)
+def _positive(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise InvalidArgumentError(f"{name} must be a positive integer, got {value!r:.80}", field=name)
     return value
 
 

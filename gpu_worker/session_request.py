@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from contracts.errors import InvalidArgumentError, NotResidentError
+from contracts.errors import InvalidArgumentError, InvalidTypeError, NotResidentError
 from gpu_worker.capability import ARDiffusionRequest
 
 DEFAULT_SESSION_ID: Final = "default"
@@ -29,9 +29,17 @@ class SessionRequest:
     @classmethod
     def of(cls, request: ARDiffusionRequest) -> SessionRequest:
         """Reads them; InvalidArgumentError naming what is malformed."""
+        if not isinstance(request, ARDiffusionRequest):
+            raise InvalidTypeError(
+                f"a request must be an ARDiffusionRequest, got {type(request).__name__}", field="request"
+            )
         if request.tick is not None:
             return cls(request.tick.session_id, request.tick.reset, request.tick.close_session)
         extra = request.extra_args
+        if not isinstance(extra, Mapping):
+            raise InvalidArgumentError(
+                f"extra_args must be a mapping, got {type(extra).__name__}", field="extra_args"
+            )
         session_id = extra.get("session_id", DEFAULT_SESSION_ID)
         check_session_name(session_id)
         return cls(session_id, _flag(extra, "reset"), _flag(extra, "close_session"))

@@ -9,7 +9,7 @@ import torch
 
 from contracts.errors import InvalidArgumentError, KVStateError
 from contracts.kv_spec import ARDiffusionCrossAttentionKVSpec, ARDiffusionKVCacheSpec
-from gpu_worker.kv.errors import UnknownNameError
+from gpu_worker.kv.errors import UnknownNameError, is_known
 
 LayerKV = tuple[torch.Tensor, torch.Tensor]
 
@@ -39,6 +39,11 @@ class CrossAttentionStore:
         self._device = device
         self._dtype = dtype
         self._sessions: dict[str, dict[tuple[str, str], list[CrossAttentionLayer]]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the caches that a branch can have."""
+        return tuple(self._shapes)
 
     @property
     def session_ids(self) -> tuple[str, ...]:
@@ -110,7 +115,7 @@ class CrossAttentionStore:
         if branch is not None:
             self._check_branch(branch)
         if name is not None:
-            self._check_name(name)
+            self.check_name(name)
         kept = {
             key: layers
             for key, layers in self._sessions.pop(session_id, {}).items()
@@ -121,17 +126,18 @@ class CrossAttentionStore:
 
     def _shape_of(self, branch: str, name: str) -> tuple[int, ...]:
         self._check_branch(branch)
-        self._check_name(name)
+        self.check_name(name)
         return self._shapes[name]
 
     def _check_branch(self, branch: str) -> None:
-        if branch not in self._branches:
+        if not is_known(branch, self._branches):
             raise UnknownNameError(
                 f"unknown KV branch {branch!r:.80}, expected one of {list(self._branches)}", field="branch"
             )
 
-    def _check_name(self, name: str) -> None:
-        if name not in self._shapes:
+    def check_name(self, name: str) -> None:
+        """UnknownNameError for a name that no cache has."""
+        if not is_known(name, self._shapes):
             raise UnknownNameError(
                 f"unknown cross-attention cache {name!r:.80}, expected one of {sorted(self._shapes)}",
                 field="name",

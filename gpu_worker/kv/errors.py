@@ -7,6 +7,8 @@ InvalidArgumentError (ValueError)
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from contracts.errors import InvalidArgumentError
 
 
@@ -16,3 +18,8 @@ class UnknownNameError(InvalidArgumentError, KeyError):
 
 class FrameAlignmentError(InvalidArgumentError, AssertionError):
     """Raised for a `seq_len` that is not a multiple of a frame's tokens."""
+
+
+def is_known(name: object, known: Container[str]) -> bool:
+    """Whether `name`, which may be anything, is one of the known names."""
+    return isinstance(name, str) and name in known

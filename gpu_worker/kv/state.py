@@ -10,7 +10,7 @@ from gpu_worker.kv.block_table import KVRequestAdapter
 from gpu_worker.kv.cache import ARDiffusionKVCache
 from gpu_worker.kv.context import PagedForwardContext
 from gpu_worker.kv.cross_attention import CrossAttentionLayer, LayerKV
-from gpu_worker.kv.errors import FrameAlignmentError, UnknownNameError
+from gpu_worker.kv.errors import FrameAlignmentError, UnknownNameError, is_known
 from gpu_worker.kv.layer import BranchForwards, LayerKVHandle
 from gpu_worker.kv.lease import Lease
 
@@ -69,7 +69,7 @@ class ARDiffusionKVState:
             UnknownNameError: there is no such branch.
         """
         self._lease.check_open()
-        if branch not in self._adapters:
+        if not is_known(branch, self._adapters):
             raise UnknownNameError(
                 f"unknown KV branch {branch!r:.80}, expected one of {sorted(self._adapters)}", field="branch"
             )
@@ -186,20 +186,26 @@ class ARDiffusionKVState:
 
         Args:
             keep_cross_attention: True keeps every cross-attention cache, a collection of names those; the rest go.
+
+        Raises:
+            UnknownNameError: a name that no cache has; nothing was freed.
         """
+        kept = self._kept_caches(keep_cross_attention)
         for branch in self._adapters:
             self._cache.reset_request(self._borrowed(branch))
         self._end_forwards()
-        if keep_cross_attention is True:
-            return
-        kept = (
-            {keep_cross_attention}
-            if isinstance(keep_cross_attention, str)
-            else set(keep_cross_attention or ())
-        )
-        for cache in self._cache.spec.cross_attention:
-            if cache.name not in kept:
-                self._cache.cross_attention.clear(self.session_id, name=cache.name)
+        for name in self._cache.cross_attention.names:
+            if name not in kept:
+                self._cache.cross_attention.clear(self.session_id, name=name)
+
+    def _kept_caches(self, keep: bool | Collection[str]) -> Collection[str]:
+        names = self._cache.cross_attention.names
+        if isinstance(keep, bool):
+            return names if keep else ()
+        wanted = [keep] if isinstance(keep, str) or not isinstance(keep, Collection) else list(keep)
+        for name in wanted:
+            self._cache.cross_attention.check_name(name)
+        return wanted
 
     def close(self) -> None:
         """Frees everything; the second time does nothing."""

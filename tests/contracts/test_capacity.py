@@ -214,8 +214,9 @@ def test_a_requested_capacity_is_bounded_by_the_models_cap() -> None:
     assert plan(TINY, fraction=1, itemsize=4, available_bytes=10_000).capacity == 2
     assert plan(TINY, fraction=1, itemsize=4, available_bytes=10_000, requested_capacity=1).capacity == 1
     assert plan(TINY, fraction=1, itemsize=4, available_bytes=10_000, requested_capacity=9).capacity == 2
-    with pytest.raises(InvalidArgumentError, match="session_capacity"):
-        plan(TINY, fraction=1, itemsize=4, available_bytes=10_000, requested_capacity=0)
+    for wrong in (0, True, 1.5, "2"):
+        with pytest.raises(InvalidArgumentError, match="session_capacity"):
+            plan(TINY, fraction=1, itemsize=4, available_bytes=10_000, requested_capacity=wrong)  # type: ignore[arg-type]
 
 
 def test_element_size_must_be_positive() -> None:

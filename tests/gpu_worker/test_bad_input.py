@@ -90,6 +90,10 @@ CASES: list[Case] = [
     ("layers that are sparse", lambda s: populate(s, [(k.to_sparse(), v) for k, v in layers(2)]), InvalidArgumentError, "text"),
     ("a generator that ends the session", lambda s: populate(s, closing(s)), KVStateError, None),
     ("a generator that raises half-way", lambda s: populate(s, half_way()), InvalidArgumentError, "projection"),
+    ("a branch of no name", lambda s: s.get_kv_caches(["main"], seq_len=16), UnknownNameError, "branch"),  # type: ignore[arg-type]
+    ("a cache of no name", lambda s: s.clear_cross_attention(name=["text"]), UnknownNameError, "name"),  # type: ignore[arg-type]
+    ("a reset that keeps a foreign cache", lambda s: s.reset(keep_cross_attention="audio"), UnknownNameError, "name"),
+    ("a reset that keeps a number", lambda s: s.reset(keep_cross_attention=5), UnknownNameError, "name"),  # type: ignore[arg-type]
     ("foreign branch of a cache", lambda s: populate(s, layers(2), branch="third"), UnknownNameError, "branch"),
     ("foreign cache", lambda s: populate(s, layers(2), name="audio"), UnknownNameError, "name"),
     ("read before publication", lambda s: s.get_cross_attention_kv("negative", "text"), KVStateError, None),

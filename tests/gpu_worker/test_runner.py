@@ -250,6 +250,7 @@ def test_a_bad_seed_is_named_and_evicts_nobody(runner: ARDiffusionModelRunner, s
         ({"session_id": 7}, "session_id"),
         ({"reset": 1}, "reset"),
         ({"close_session": "yes"}, "close_session"),
+        (None, "extra_args"),
     ],
 )
 def test_malformed_extra_args_are_named(
@@ -258,6 +259,12 @@ def test_malformed_extra_args_are_named(
     with pytest.raises(InvalidArgumentError, match=field) as caught:
         runner.execute_model(ARDiffusionRequest(extra_args=extra_args))
     assert caught.value.field == field
+
+
+def test_a_request_of_another_type_is_a_type_error(runner: ARDiffusionModelRunner) -> None:
+    with pytest.raises(InvalidTypeError, match="dict") as caught:
+        runner.execute_model({"prompt": "a valley"})  # type: ignore[arg-type]
+    assert caught.value.field == "request"
 
 
 # ---------------------------------------------------------------------------------------------------- release

@@ -9,6 +9,7 @@ from contracts.capacity import plan_capacity
 from contracts.errors import KVStateError
 from contracts.kv_spec import ARDiffusionCrossAttentionKVSpec, ARDiffusionKVBranchSpec, resolve_kv_config
 from gpu_worker.kv.cache import ARDiffusionKVCache
+from gpu_worker.kv.errors import UnknownNameError
 from gpu_worker.kv.state import ARDiffusionKVState
 from support.kv_cache import cache_of, make_cache, make_state, tiny_spec
 
@@ -128,6 +129,15 @@ def test_reset_starts_again_and_keeps_the_cross_caches_that_are_named(
     kept = {"text": ("positive", "text"), "image": ("negative", "image")}
     assert {name for name, key in kept.items() if state.is_cross_attention_populated(*key)} == left
     commit_one(state, "positive")
+    assert state.adapter("positive").absolute_frames == 1
+
+
+def test_a_reset_that_names_no_cache_changes_nothing() -> None:
+    state = make_state(SPEC)
+    commit_one(state, "positive")
+    for names in (["text", "audio"], "audio"):
+        with pytest.raises(UnknownNameError, match="audio"):
+            state.reset(keep_cross_attention=names)
     assert state.adapter("positive").absolute_frames == 1
 
 
