@@ -1,5 +1,6 @@
 """The whole pipeline over a tiny checkpoint: ticks against the offline rollout, sessions apart, stepwise."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -96,6 +97,18 @@ def test_a_chunk_is_latents_pictures_and_the_identity_of_its_tick() -> None:
         assert output.frames.dtype == torch.uint8
         metadata = metadata_from_envelope(output.metadata)
         assert (metadata.session_id, metadata.request_id, metadata.chunk_index) == ("w", f"w-{index}", index)
+
+
+def test_nothing_is_fetched_from_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("somebody asks the network")
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, refused)
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    monkeypatch.setattr(socket, "create_connection", refused)
+
+    assert Worlds().tick().frames is not None
 
 
 def test_latents_alone_need_no_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
