@@ -16,7 +16,7 @@ from actors.placement import Placement, monotonic_ms
 from actors.session_core import Services
 from actors.store import SessionStore
 from actors.watch_workers import WorkerWatch
-from contracts.broker import Client, blocking_client, command_client, map_exceptions
+from contracts.broker import Client, blocking_client, command_client, is_cluster, map_exceptions
 from contracts.errors import BrokerError, ConfigurationError, CorruptDataError
 from contracts.index_scripts import IndexScripts
 from contracts.keys import SCHEMA_VERSION
@@ -83,6 +83,7 @@ class Host:
         """Checks the broker and reads, or as the first host writes, what all hosts agree on."""
         await self._reach()
         await self._check_eviction()
+        self.services.scripts.cluster = await is_cluster(self.client)
         with map_exceptions(self.keys.config):
             await self.client.hsetnx(self.keys.config, "partitions", str(self.settings.partitions))
             await self.client.hsetnx(self.keys.config, "schema_version", str(SCHEMA_VERSION))

@@ -89,6 +89,16 @@ def redact(url: str) -> str:
     return _PASSWORD_OPTION.sub(r"\1***", shown)
 
 
+async def is_cluster(client: Client) -> bool:
+    """Whether the broker is a cluster, where a script or transaction touches one slot. One that does not tell is none."""
+    try:
+        with map_exceptions("INFO"):
+            info: Any = await client.info("cluster")
+    except CorruptDataError:
+        return False
+    return str(info.get("cluster_enabled", 0)) == "1"
+
+
 class map_exceptions:  # noqa: N801 - reads as a verb: `with map_exceptions(key):`
     """Turns the client library's exceptions into ours; `what` names the key or the command."""
 

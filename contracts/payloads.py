@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -136,14 +137,18 @@ class PayloadStore:
             PayloadStoreError: the other store refused.
         """
         stored = await self.store(session_id, life, chunk_index, output, frames)
-        if stored.blobs:
-            client = self._broker()
-            with map_exceptions(stored.blobs[0].key):
-                pipeline = client.pipeline(transaction=False)
-                for blob in stored.blobs:
-                    pipeline.set(blob.key, blob.data, px=blob.ttl_ms)
-                await pipeline.execute()
+        await self.write_blobs(stored.blobs)
         return stored.payload, stored.frames
+
+    async def write_blobs(self, blobs: Sequence[Blob]) -> None:
+        """Writes what `store` has left to the caller; BrokerError where the broker does not answer, or is full."""
+        if not blobs:
+            return
+        pipeline = self._broker().pipeline(transaction=False)
+        for blob in blobs:
+            pipeline.set(blob.key, blob.data, px=blob.ttl_ms)
+        with map_exceptions(blobs[0].key):
+            await pipeline.execute()
 
     async def store(
         self, session_id: str, life: str, chunk_index: int, output: bytes, frames: bytes | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from contracts.broker import map_exceptions
+from contracts.broker import is_cluster, map_exceptions
 from contracts.keys import WORKER_GROUP
 from contracts.scripts import Argument, ScriptRunner
+from contracts.worker_scripts import WorkerScripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,17 @@ class WatchdogScripts(ScriptRunner):
         """
         keys = self.keys.worker(worker_id)
         inbox, reply = answer or ("", "")
-        args: list[Argument] = [incarnation, WORKER_GROUP, worker_id, entry_id, reply]
-        outcome, *_ = await self.run(
-            "worker_time_out", [keys.info, keys.requests, *([inbox] if inbox else [])], args
-        )
+        own, who = [keys.info, keys.requests], (incarnation, WORKER_GROUP, worker_id, entry_id)
+        if inbox and await is_cluster(self.client):
+            # The inbox lies on another slot, so it is answered before the request is taken out of the stream: if nothing
+            # comes after it, the worker's next start answers once more, and nobody waits for that.
+            outcome = await self._time_out(own, (*who, ""))
+            if outcome is not TimeOut.TIMED_OUT:
+                return outcome
+            await WorkerScripts(self.client, self.keys).add_to_inbox(inbox, "reply", reply)
+            return await self._time_out(own, (*who, reply))
+        return await self._time_out([*own, inbox] if inbox else own, (*who, reply))
+
+    async def _time_out(self, keys: Sequence[str], args: Sequence[Argument]) -> TimeOut:
+        outcome, *_ = await self.run("worker_time_out", keys, args)
         return TimeOut(outcome)

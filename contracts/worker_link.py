@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from contracts.broker import blocking_client, command_client, map_exceptions
+from contracts.broker import blocking_client, command_client, is_cluster, map_exceptions
 from contracts.errors import BrokerError, CorruptDataError, InvalidArgumentError
 from contracts.index_scripts import IndexScripts
 from contracts.keys import Keys
@@ -48,6 +48,7 @@ class WorkerLink:
         self.incarnation = incarnation
         self._keys = keys
         self._own = keys.worker(worker_id)
+        self._cluster: bool | None = None
         self._client = command_client(url)
         self._blocking = blocking_client(url, block_ms=block_ms)
         self._scripts = WorkerScripts(self._client, keys)
@@ -83,8 +84,17 @@ class WorkerLink:
     # ------------------------------------------------------------------------------------------------ messages
 
     async def send_reply(self, reply_to: str, reply: WorkerReply, blobs: Sequence[Blob] = ()) -> None:
-        """Adds a reply to the inbox that the request named; what it refers to is written in the same transaction."""
+        """Adds a reply to the inbox that the request named.
+
+        What it refers to is written in the same transaction; on a cluster, where it lies on another slot, before it.
+        """
         if not blobs:
+            await self._scripts.add_to_inbox(reply_to, "reply", reply.to_json())
+            return
+        if self._cluster is None:
+            self._cluster = await is_cluster(self._client)
+        if self._cluster:
+            await self.payloads.write_blobs(blobs)
             await self._scripts.add_to_inbox(reply_to, "reply", reply.to_json())
             return
         with map_exceptions(reply_to):

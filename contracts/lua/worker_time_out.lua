@@ -1,6 +1,6 @@
 -- Answers a request in the stead of a worker that will never finish it, and takes it out of the stream. Does nothing
 -- once the request is not in that start's hand any more.
--- KEYS: 1 info, 2 requests, 3 inbox (none where nothing is to be answered)
+-- KEYS: 1 info, 2 requests, 3 inbox (none where nothing is to be answered, and on a cluster, where the caller answers)
 -- ARGV: 1 incarnation, 2 group, 3 consumer, 4 entry id, 5 reply ('' to leave the request to the worker's next start)
 -- Returns: {TIMED_OUT}, {ANSWERED} (nothing of that id is in hand) or {TAKEN, incarnation that holds the name}
 -- include: types
