@@ -99,7 +99,7 @@ def test_stream_ids_are_left_to_the_broker(path: Path) -> None:
     [
         pytest.param("every module of contracts", ("torch", "rq", "actors", "gpu_worker"), id="contracts"),
         pytest.param("every module of actors", ("torch", "gpu_worker"), id="actors"),
-        pytest.param("actors.cli.main", ("torch", "gpu_worker"), id="cli"),
+        pytest.param("actors.cli.commands", ("torch", "gpu_worker"), id="cli"),
         pytest.param("gpu_worker.models.reference.spec", ("torch", "redis", "rq", "actors"), id="kv-spec"),
         pytest.param("gpu_worker.engine", ("redis", "rq", "actors"), id="engine"),
         pytest.param("gpu_worker.runner", ("redis", "rq", "actors"), id="runner"),

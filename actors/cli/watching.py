@@ -27,14 +27,17 @@ def watch(
 
     async def work(session: SessionClient) -> None:
         printed = 0
+        await session.state()  # a session that does not exist is told of before the head of the table
+        if not as_json:
+            typer.echo(
+                _LINE.format("chunk", "events", "queued ms", "ran ms", "to applied ms", "bytes", "sha256")
+            )
         async for chunk in session.watch(from_start):
             _print(chunk, as_json=as_json)
             printed += 1
             if printed == count:
                 return
 
-    if not as_json:
-        typer.echo(_LINE.format("chunk", "events", "queued ms", "ran ms", "to applied ms", "bytes", "sha256"))
     with_session(session_id, None, work)
 
 

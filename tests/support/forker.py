@@ -24,7 +24,13 @@ from typing import Any, Self
 from support.processes import REPOSITORY, Process, base_env
 
 PROGRAMS = {"worldline": "actors.cli.main", "worldline-worker": "gpu_worker.__main__"}
-PRELOADED = (*PROGRAMS.values(), "actors.host", "actors.janitor.process", "support.noop_engine")
+PRELOADED = (
+    *PROGRAMS.values(),
+    "actors.cli.commands",
+    "actors.host",
+    "actors.janitor.process",
+    "support.noop_engine",
+)
 
 
 class Forker:

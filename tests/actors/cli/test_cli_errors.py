@@ -1,5 +1,7 @@
 """How commands fail: the exit status, one line for people, one document for programs."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -13,6 +15,19 @@ from contracts.messages import Op
 from support.answerer import Answerer
 
 PASSWORD = "very-secret"
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *rest):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from actors.cli.main import main
+main(["--help"])
+"""
 
 
 @pytest.mark.parametrize(
@@ -162,3 +177,9 @@ def test_an_answer_that_does_not_come_in_time_can_be_asked_for_later(served: Ans
     said = worldline("sessions", "next", "w", "--timeout", "0.2", "--json")
 
     assert (said.status, said.json["error"]["code"]) == (75, "no_answer")
+
+
+def test_an_interrupt_while_the_commands_are_imported_is_one_too() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

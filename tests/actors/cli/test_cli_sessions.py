@@ -240,4 +240,5 @@ def test_watch_prints_one_line_a_chunk(served: Answerer, worldline, client) -> N
         (n, [4, 5]) for n in range(3)
     ]
     assert some.out.count("\n") == 3  # with its header
-    assert worldline("sessions", "watch", "none").status == 3
+    none = worldline("sessions", "watch", "none")
+    assert (none.status, none.out, none.err) == (3, "", "error: session none does not exist\n")
