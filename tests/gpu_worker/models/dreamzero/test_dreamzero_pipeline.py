@@ -35,6 +35,7 @@ from support.dreamzero_worlds import (
     tiny_pipeline,
 )
 from support.kv_cache import CPU
+from support.lingbot_ranks import ThreadRank, on_ranks
 
 BOTH = (POSITIVE, NEGATIVE)
 
@@ -586,3 +587,41 @@ def test_without_it_every_step_does(pipeline: DreamZeroPipeline, robots: Robots)
     before = pipeline.forwards
     robots.act(0)
     assert (pipeline.forwards - before, pipeline.reused) == (STEPS, 0)
+
+
+# ---------------------------------------------------------------------------------------------------- two ranks
+
+
+@pytest.mark.parametrize("scale", [5.0, 1.0])
+def test_two_ranks_that_run_a_branch_each_answer_as_one_process(scale: float, robots: Robots) -> None:
+    numbers = range(6)  # over the end of a rollout
+    asked = {"cfg_scale": scale, "output_type": "latent"}
+    alone = [robots.act(number, **asked) for number in numbers]
+
+    def on_rank(rank: ThreadRank) -> tuple[list[DiffusionOutput], dict[str, int]]:
+        settings = {"checkpoint": str(shared_checkpoint()), "num_inference_steps": STEPS, "cfg_parallel": 2}
+        shared = Robots(DreamZeroPipeline(device=CPU, dtype=torch.float32, config=settings, parallel=rank))
+        assert shared.pipeline.ar_diffusion_kv_cache_spec().num_local_kv_branches == 1
+        made = [shared.act(number, **asked) for number in numbers]
+        return made, {branch: kv_of(shared).adapter(branch).absolute_frames for branch in BOTH}
+
+    (first, frames_of_first), (second, frames_of_second) = on_ranks(2, on_rank)
+
+    for number in numbers:
+        assert np.array_equal(actions(first[number]), actions(second[number])), "ranks stay alike bit by bit"
+        np.testing.assert_allclose(actions(first[number]), actions(alone[number]), atol=1e-5)
+        np.testing.assert_allclose(
+            first[number].payload["latents"], alone[number].payload["latents"], atol=1e-4, rtol=1e-5
+        )
+    assert frames_of_first == {POSITIVE: 3, NEGATIVE: 0}
+    assert frames_of_second == ({POSITIVE: 3, NEGATIVE: 0} if scale == 1 else {POSITIVE: 0, NEGATIVE: 3})
+
+
+def test_other_than_two_ranks_are_refused() -> None:
+    def on_rank(rank: ThreadRank) -> str | None:
+        settings = {"checkpoint": str(shared_checkpoint())}
+        with pytest.raises(ConfigurationError, match="3 were started") as caught:
+            DreamZeroPipeline(device=CPU, dtype=torch.float32, config=settings, parallel=rank)
+        return caught.value.field
+
+    assert on_ranks(3, on_rank) == ["cfg_parallel"] * 3
