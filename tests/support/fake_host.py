@@ -39,7 +39,9 @@ class World:
     def tick(self, **changes: Any) -> WorkerRequest:
         """The next chunk; `changes` replace fields of the request."""
         request_id = changes.pop("request_id", None) or new_request_id(self.session_id, self.chunk_index)
-        tick_fields = {name: changes.pop(name) for name in ("prompt", "close_session") if name in changes}
+        tick_fields = {
+            name: changes.pop(name) for name in ("prompt", "controls", "close_session") if name in changes
+        }
         tick = ARDiffusionTickRequest(self.session_id, request_id, self.chunk_index, **tick_fields)
         changes = {"parent_request_id": self.last_request_id or self.life} | changes
         return replace(self._request(Kind.TICK, request_id), tick=tick, **changes)

@@ -1,10 +1,12 @@
-"""Images of the creation parameters: read once by the worker, from its own stores only."""
+"""Images of creation parameters, read once, and of observations, read for their tick: from the worker's own stores only."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from contracts.dreamzero import observation_control
+from contracts.events import ARDiffusionControlInput
 from gpu_worker.capability import DiffusionOutput
 from support.fake_host import FakeHost
 from support.noop_engine import NoopEngine
@@ -81,5 +83,58 @@ async def test_an_image_that_may_not_or_can_not_be_read_fails_its_session_alone(
     assert reply.error is not None
     assert (reply.error.code, reply.error.field) == ("model_error", "images")
     assert str(tmp_path) not in reply.error.message
+    neighbour.committed(await host.run(neighbour.tick()))
+    assert engine.images == [None]
+
+
+# ---------------------------------------------------------------------------------------------------- observations
+
+
+def seen(**urls: str) -> tuple[ARDiffusionControlInput, ...]:
+    return (observation_control(urls, {"arm": [0.0]}, "open the drawer"),)
+
+
+async def test_images_of_an_observation_come_with_every_tick_in_order_of_their_views(
+    host: FakeHost, start_worker: WorkerRunner
+) -> None:
+    engine = Seeing()
+    await start_worker(engine=engine)
+    for name in ("left", "wrist", "later"):
+        await host.client.set(name, name.encode())
+    world = await host.create("world-1", images=["redis:absent"])
+
+    world.committed(await host.run(world.tick(controls=seen(wrist="redis:wrist", left="redis:left"))))
+    world.committed(await host.run(world.tick(controls=seen(wrist="redis:later"))))
+
+    assert engine.images == [[b"left", b"wrist"], [b"later"]], "in place of the session's own"
+
+
+async def test_an_observation_that_can_not_be_understood_is_left_to_the_model(
+    host: FakeHost, start_worker: WorkerRunner
+) -> None:
+    engine = Seeing()
+    await start_worker(engine=engine)
+    await host.client.set("own", b"own")
+    world = await host.create("world-1", images=["redis:own"])
+    odd = ARDiffusionControlInput("observation", "another.schema.v1", {"images": {"wrist": "redis:absent"}})
+
+    world.committed(await host.run(world.tick(controls=(odd,))))
+
+    assert engine.images == [[b"own"]]
+
+
+@pytest.mark.parametrize("url", ["redis:expired", "file:///etc/hostname", "http://localhost/picture"])
+async def test_an_image_of_an_observation_that_is_not_there_is_named_by_its_view(
+    host: FakeHost, start_worker: WorkerRunner, url: str
+) -> None:
+    engine = Seeing()
+    await start_worker(engine=engine)
+    world, neighbour = await host.create("world-1"), await host.create("world-2")
+
+    reply = await host.run(world.tick(controls=seen(wrist=url)))
+
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.field) == ("model_error", "images.wrist")
+    assert "images.wrist" in reply.error.message
     neighbour.committed(await host.run(neighbour.tick()))
     assert engine.images == [None]
