@@ -20,8 +20,7 @@ class Closing:
     async def begin(self, command: Command) -> None:
         """Puts the release in flight, joins the running one, or answers at once where the session is CLOSED."""
         core, state, command_id = self.core, self.core.held, command.command_id
-        life, reason = command.args.get("life"), command.args.get("reason") or str(command.op)
-        only_if = Condition(command.args["only_if"]) if command.args.get("only_if") else None
+        life = command.args.get("life")
         if life is not None and life != state.life:
             raise SessionStateError(
                 f"session {core.session_id} lives another life, {state.life}", field="life"
@@ -29,12 +28,18 @@ class Closing:
         if state.status is Status.CLOSED:
             await core.answer(command_id, {"status": Status.CLOSED})
             return
-        if state.status is Status.CLOSING:
-            if state.inflight is None or state.inflight.command_id != command_id:
+        if state.status is Status.CLOSING and state.inflight is not None:
+            if state.inflight.command_id != command_id:
                 self._joined.append(command_id)
             return
         await core.read_to_tail()
-        record = core.release_record(command_id)
+        await self._begin(command)
+
+    async def _begin(self, command: Command) -> None:
+        core, state = self.core, self.core.held
+        reason = command.args.get("reason") or str(command.op)
+        only_if = Condition(command.args["only_if"]) if command.args.get("only_if") else None
+        record = core.release_record(command.command_id)
         gone = await core.services.placement.is_gone(state.worker)
         request = None if gone else core.request(record)
 
@@ -46,11 +51,16 @@ class Closing:
             failpoints.hit("host.close.begin.after")
             return outcome
 
-        outcome = await core.move(Trigger.CLOSE_REQUESTED, script, Outcome.BEGUN)
+        if state.status is Status.CLOSING:
+            core.log.error("closing with nothing in flight; the release is sent")
+            outcome = await script()
+            await core.reload()
+        else:
+            outcome = await core.move(Trigger.CLOSE_REQUESTED, script, Outcome.BEGUN)
         if outcome is Outcome.KEPT:
             raise SessionStateError(f"session {core.session_id} is not {only_if} any more", field="only_if")
         if outcome is Outcome.ANSWERED:
-            core.finish(command_id)
+            core.finish(command.command_id)
         elif outcome is not Outcome.BEGUN:
             raise Resync
         elif gone:

@@ -24,13 +24,15 @@ if refusal then return refusal end
 despite_full_memory(KEYS[1])
 if answered_before(KEYS[2], KEYS[3], ARGV[2]) then return { 'ANSWERED' } end
 local state = redis.call('HMGET', KEYS[1], 'status', 'inflight', 'fence')
-if state[1] == 'CLOSED' or state[1] == 'CLOSING' then return { 'STATUS', state[1] } end
+-- CLOSING with nothing in flight is none of our states; from there a close begins anew, so that it can end.
+local again = state[1] == 'CLOSING' and not state[2]
+if state[1] == 'CLOSED' or state[1] == 'CLOSING' and not again then return { 'STATUS', state[1] } end
 if state[2] and cjson.decode(state[2])['kind'] ~= 'release' then return { 'BUSY' } end
 if tonumber(ARGV[4]) <= tonumber(state[3]) then return { 'STALE' } end
 local now = now_ms()
 if not holds(ARGV[8], now) then return { 'KEPT' } end
 redis.call('HSET', KEYS[1], 'status', 'CLOSING', 'inflight', ARGV[3], 'fence', ARGV[4], 'updated_at_ms', digits(now))
 redis.call('HDEL', KEYS[1], 'pace_ms')
-record(KEYS[4], ARGV[5], now, 'close_requested', state[1], 'CLOSING', ARGV[6], ARGV[7])
+if not again then record(KEYS[4], ARGV[5], now, 'close_requested', state[1], 'CLOSING', ARGV[6], ARGV[7]) end
 send(KEYS[requests], 9)
 return { 'BEGUN', digits(now) }

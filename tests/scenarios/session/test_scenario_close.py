@@ -3,9 +3,12 @@
 import asyncio
 
 import pytest
+import redis.asyncio
 
-from support.hosting import Caller
-from support.scripted_worker import ScriptedWorker, failing
+from support.broker import RealBroker
+from support.hosting import Caller, running_host
+from support.invariants import check_invariants
+from support.scripted_worker import SILENCE, ScriptedWorker, failing
 
 ENDINGS = pytest.mark.parametrize("op", ["close", "disconnect"])
 
@@ -273,3 +276,25 @@ async def test_a_worker_that_is_gone_for_good_counts_as_released(
     # Then a close needs nobody
     assert await world.ok("close") == {"status": "CLOSED"}
     assert worker.kinds() == []
+
+
+async def test_a_close_that_lost_what_it_had_in_flight_begins_anew(
+    broker: RealBroker, real: redis.asyncio.Redis, worker: ScriptedWorker
+) -> None:
+    # Given a session that somebody else has left CLOSING with nothing in flight
+    world = Caller(real)
+    async with running_host(broker.url):
+        await world.ok("create", model="scripted")
+        await world.ok("next_chunk")
+        worker.on_request = lambda _: SILENCE
+        first = await world.send("close")
+        await worker.arrived(2)
+    await real.hdel("wl:{world-1}:state", "inflight")
+    worker.on_request = None
+
+    # Then a close releases it, whoever waits for one is answered, and it is CLOSED once
+    async with running_host(broker.url):
+        assert await world.ok("close") == {"status": "CLOSED"}
+        assert (await world.answer_to(first))["result"] == {"status": "CLOSED"}
+        assert worker.kinds() == ["tick", "release", "release"]
+        await check_invariants(real)
