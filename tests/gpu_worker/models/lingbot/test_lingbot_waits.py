@@ -15,7 +15,9 @@ LAYER_NUMBERS = "gpu_worker/kv/layer.py"
 
 AT_THE_END = "gpu_worker/models/lingbot_world/steps.py tolist"
 TEXT_LIBRARY = "masking_utils.py __bool__"
-"""The text encoder's library asks whether there is padding; once a prompt."""
+"""The text encoder's library asks whether there is padding, once a prompt; not in all of its versions."""
+
+AFTER_A_NEW_PROMPT = ([TEXT_LIBRARY, AT_THE_END], [AT_THE_END])
 
 
 def stored_image() -> bytes:
@@ -46,7 +48,8 @@ def test_a_chunk_is_read_once_at_its_end(stepped: bool) -> None:
         reads.append(reads_of_a_tick(worlds))
     reads += [reads_of_a_tick(worlds) for _ in range(2)]
 
-    assert reads == [[TEXT_LIBRARY, AT_THE_END], *[[AT_THE_END]] * (len(reads) - 1)]
+    assert reads[0] in AFTER_A_NEW_PROMPT
+    assert reads[1:] == [[AT_THE_END]] * (len(reads) - 1)
 
 
 def test_latents_alone_are_read_once_too() -> None:
@@ -56,11 +59,11 @@ def test_latents_alone_are_read_once_too() -> None:
     assert reads_of_a_tick(worlds, params={"output_type": "latent"}) == [AT_THE_END]
 
 
-def test_a_new_prompt_costs_one_more_and_a_known_one_none() -> None:
+def test_a_new_prompt_costs_one_more_at_most_and_a_known_one_none() -> None:
     worlds = Worlds()
     reads_of_a_tick(worlds, "rain")
 
-    assert reads_of_a_tick(worlds, "snow") == [TEXT_LIBRARY, AT_THE_END]
+    assert reads_of_a_tick(worlds, "snow") in AFTER_A_NEW_PROMPT
     assert reads_of_a_tick(worlds, "rain") == [AT_THE_END], "its embedding was remembered"
 
 
