@@ -164,6 +164,11 @@ def mixed_timesteps(ranks: Ranks | None, geometry: Geometry) -> list[np.ndarray]
     return rollout.block(1, ((levels, False), (levels.flip(1), True)))
 
 
+def many(ranks: Ranks | None, geometries: list[Geometry]) -> list[list[np.ndarray]]:
+    """`mixed_timesteps` at each size."""
+    return [mixed_timesteps(ranks, geometry) for geometry in geometries]
+
+
 def collectives(ranks: Ranks, geometry: Geometry) -> dict[str, Counter[str]]:
     """What crosses ranks in each part of a chunk, and what the ranks count themselves."""
     rollout = Rollout(geometry, ranks)

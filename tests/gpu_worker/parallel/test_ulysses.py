@@ -1,11 +1,13 @@
 """Ranks that share every sequence make what one process makes, with the bytes and the exchanges that are planned."""
 
+import random
+
 import numpy as np
 import pytest
 
 from support.lingbot_ranks import ThreadRank, on_ranks
 from support.rank_processes import RankProcesses
-from support.rank_rollouts import Geometry, life, mixed_timesteps
+from support.rank_rollouts import Geometry, life, many, mixed_timesteps
 
 PUBLISHED = Geometry(heads=8, head_dim=32, layers=2, rows=32, columns=32)
 """The size that the tolerances were published for."""
@@ -80,6 +82,20 @@ def test_a_frame_that_is_split_keeps_its_own_noise_level(ranks: RankProcesses, g
 
     for made in ranks.run("support.rank_rollouts:mixed_timesteps", geometry=geometry):
         assert max(map(distance, made, expected)) <= 1e-5
+
+
+def test_odd_sizes_make_what_one_process_makes(ranks: RankProcesses) -> None:
+    choose, geometries = random.Random(7), []
+    while len(geometries) < 10:
+        rows, columns = 2 * choose.randint(1, 7), 2 * choose.randint(1, 7)
+        if 3 * rows * columns // 4 % ranks.degree == 0:
+            heads, head_dim = ranks.degree * choose.randint(1, 3), 2 * choose.randint(3, 9)
+            geometries.append(Geometry(heads, head_dim, 1, rows, columns))
+    expected = many(None, geometries)
+
+    for made in ranks.run("support.rank_rollouts:many", geometries=geometries):
+        for geometry, flows, alone in zip(geometries, made, expected, strict=True):
+            assert max(map(distance, flows, alone)) <= 1e-5, geometry
 
 
 def test_all_ranks_make_the_same_bit_for_bit(ranks: RankProcesses) -> None:

@@ -143,6 +143,15 @@ def test_a_degree_must_divide_heads_and_tokens(degree: int) -> None:
     assert caught.value.field == "ulysses_degree"
 
 
+def test_a_degree_that_divides_the_heads_must_divide_the_tokens_as_well() -> None:
+    small = {"ar_diffusion_height": 32, "ar_diffusion_width": 48}  # 18 tokens a chunk
+
+    assert kv_spec({**small, "ulysses_degree": 2}).num_kv_heads == 20
+    with pytest.raises(InvalidArgumentError, match="18 tokens of a block must be divisible") as caught:
+        kv_spec({**small, "ulysses_degree": 4})
+    assert caught.value.field == "ulysses_degree"
+
+
 @pytest.mark.parametrize(
     ("config", "field"),
     [
