@@ -120,3 +120,19 @@ def test_branches_that_take_turns_on_one_slot_see_their_own_history(order: str) 
             for branch in spec.branch_names:
                 state.commit_paged_context(branch)
     torch.testing.assert_close(*outputs, atol=1e-6, rtol=1e-6)
+
+
+def test_a_forward_of_more_frames_than_the_window_sees_what_it_sees_without_staging() -> None:
+    spec = tiny_spec(frames_per_block=3, window_frames=2, sink_frames=1, num_kv_heads=2, head_size=8)
+    outputs = []
+    for kv in ({"reuse_history_staging": True}, {}):
+        state = make_state(spec, kv=kv)
+        torch.manual_seed(0)
+        outputs.append([])
+        for commit in (True, False, False, True, False, False):
+            (handle,) = state.get_kv_caches("main", seq_len=3 * BLOCK, commit_current=commit)
+            state.prepare_paged_context("main")
+            q, k, v = torch.randn(3, 1, 3 * BLOCK, 2, 8)
+            outputs[-1].append(handle.write_and_attend(q, k, v))
+            state.commit_paged_context("main")
+    torch.testing.assert_close(*outputs, atol=1e-6, rtol=1e-6)
