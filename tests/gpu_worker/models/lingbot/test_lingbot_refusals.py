@@ -131,6 +131,7 @@ BY_THE_MODEL: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
     ("another format", {"images": ["redis:gif"]}, WALK, "the image can't be read"),
     ("a foreign URL", {"images": ["https://example.org/x.png"]}, WALK, "redis:<key>"),
     ("a foreign file", {"images": ["file:///etc/hostname"]}, WALK, "redis:<key>"),
+    ("a path without a folder", {"images": ["x.png"]}, WALK, "lingbot_action_root"),
     ("no camera", IMAGE, [], "exactly one camera control"),
     ("too few poses", IMAGE, [along(EYES[:3], LENSES[:3])], "at least 9 poses, got 3"),
     ("no focal length", IMAGE, [along(EYES, 0 * LENSES)], "fx and fy"),
