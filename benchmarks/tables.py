@@ -28,6 +28,9 @@ def show(report: dict[str, Any]) -> None:
     for title in ("shares of a tick", "work of a chunk"):
         if title in report:
             console.print(_listed(title, report[title]))
+    if "ms of an observation" in report:
+        milliseconds = {name: f"{ms:g}" for name, ms in report["ms of an observation"].items()}
+        console.print(_listed("ms of an observation", milliseconds))
 
 
 def _times(times: dict[str, Any]) -> Table:
