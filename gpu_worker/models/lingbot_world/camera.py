@@ -4,8 +4,9 @@ Rays are steps from one frame to the next, so the first frame of a chunk needs t
 *tail*, is put in front as an anchor, and the anchor's own ray frame is dropped.
 
 Keys move a camera of our own, in a world that begins level at the origin; a trajectory comes in its producer's world,
-whose axes nobody here knows. A tail is therefore only used for the kind of control that it comes from. A chunk of keys
-behind a trajectory starts level from a new origin; the first frame of a trajectory behind keys does not move.
+whose axes nobody here knows: recorded ones have their ground anywhere, thousands of units from their origin. A tail is
+therefore only used for the kind of control that it comes from. A chunk of keys behind a trajectory starts level from a
+new origin; the first frame of a trajectory behind keys does not move.
 """
 
 from __future__ import annotations

@@ -146,6 +146,22 @@ def test_a_clip_is_prepared_once_and_its_chunks_one_after_the_other(monkeypatch:
     assert outputs == [True, True]
 
 
+def test_a_clip_that_nobody_waits_for_any_more_leaves_nothing() -> None:
+    worlds = Worlds()
+    request = ARDiffusionRequest(
+        prompt="rain", images=(picture(),), extra_args={"camera_action_script": [[["w"]] * 3] * 3}
+    )
+    worlds.runner.execute_stepwise(StepSchedule((StepRequest("w", request, seed=1),)))
+    assert list(worlds.pipeline._worlds) == ["w"]
+
+    worlds.runner.execute_stepwise(StepSchedule((), {"w"}))
+
+    kept = (worlds.pipeline._worlds, worlds.pipeline._decoded, worlds.pipeline._prompts)
+    assert kept == ({}, {}, {})
+    assert worlds.runner.session_ids == ()
+    worlds.runner.check_integrity()
+
+
 def _record(owner: Any, name: str, trace: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     run = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *arguments: trace.append(name) or run(*arguments))
