@@ -16,7 +16,13 @@ from contracts.worker_link import WorkerLink
 from gpu_worker.backoff import Outage
 from gpu_worker.engine_thread import EngineThread
 from gpu_worker.ledger import Holding, Ledger
-from gpu_worker.residents import STATE_FIELDS, SessionView, reason_to_release, reservation_is_stale
+from gpu_worker.residents import (
+    STATE_FIELDS,
+    SessionView,
+    memory_is_lost,
+    reason_to_release,
+    reservation_is_stale,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +85,7 @@ class ResidentCheck:
     Args:
         gate: held while a request runs; the engine is used under it only.
         broker_ms: about the broker's time.
+        partitions: how many there are.
     """
 
     def __init__(
@@ -89,12 +96,14 @@ class ResidentCheck:
         *,
         gate: asyncio.Lock,
         broker_ms: Callable[[], int],
+        partitions: Callable[[], Awaitable[int]],
     ) -> None:
         self._link = link
         self._ledger = ledger
         self._engine = engine
         self._gate = gate
         self._broker_ms = broker_ms
+        self._partitions = partitions
 
     async def run(self, period_s: float) -> None:
         """Checks every `period_s` until cancelled."""
@@ -115,7 +124,7 @@ class ResidentCheck:
             reason = reason_to_release(view, holding.life, self._link.worker_id)
             if reason is not None:
                 await self._release(session_id, holding, reason)
-        await self._drop_stale_reservations()
+        await self._check_reservations()
 
     async def _release(self, session_id: str, holding: Holding, reason: str) -> None:
         async with self._gate:
@@ -131,15 +140,24 @@ class ResidentCheck:
         log.info("released", session_id=session_id, life=holding.life, why=reason)
         await self._link.unreserve(session_id, holding.life)
 
-    async def _drop_stale_reservations(self) -> None:
+    async def _check_reservations(self) -> None:
         now_ms = self._broker_ms()
         for session_id, reservation in (await self._link.reservations()).items():
             view = await self._view(session_id)
             if isinstance(view, CorruptDataError) or not isinstance(reservation, Reservation):
                 continue
-            if reservation_is_stale(view, reservation, self._link.worker_id, now_ms):
+            if memory_is_lost(view, reservation, self._link.worker_id, self._link.incarnation):
+                await self._tell(session_id, reservation.life)
+            elif reservation_is_stale(view, reservation, self._link.worker_id, now_ms):
                 await self._link.unreserve(session_id, reservation.life)
                 log.info("reservation dropped", session_id=session_id, life=reservation.life)
+
+    async def _tell(self, session_id: str, life: str) -> None:
+        worker_id, incarnation = self._link.worker_id, self._link.incarnation
+        why = "the worker was restarted"
+        notice = Notice(NoticeKind.WORKER_LOST, session_id, worker_id, life, incarnation, why)
+        await self._link.send_notice(notice, await self._partitions())
+        log.info("told that its memory is lost", session_id=session_id, life=life)
 
     async def _view(self, session_id: str) -> SessionView | CorruptDataError | None:
         try:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from contracts.errors import CorruptDataError
+from contracts.identity import parse_index
 from contracts.lifecycle import Status
 from contracts.messages import InFlight, Kind
 from contracts.reservation import Reservation
 
-STATE_FIELDS: Final = ("status", "life", "worker", "inflight")
+STATE_FIELDS: Final = ("status", "life", "worker", "inflight", "chunk_index", "worker_incarnation")
 """What `SessionView.read` needs of the state hash, in this order."""
 
 RESERVATION_GRACE_MS: Final = 60_000
@@ -26,11 +27,13 @@ class SessionView:
     life: str
     worker: str | None
     inflight: InFlight | None
+    chunk_index: int = 0
+    worker_incarnation: str | None = None
 
     @classmethod
     def read(cls, session_id: str, values: Sequence[bytes | None]) -> SessionView | None:
         """From the values of STATE_FIELDS; None without a state. Raises CorruptDataError."""
-        status, life, worker, inflight = values
+        status, life, worker, inflight, chunk_index, incarnation = values
         if status is None:
             return None
         try:
@@ -39,6 +42,8 @@ class SessionView:
                 (life or b"").decode(),
                 None if worker is None else worker.decode(),
                 None if inflight is None else InFlight.from_json(inflight),
+                0 if chunk_index is None else parse_index(chunk_index.decode(), "chunk_index"),
+                None if incarnation is None else incarnation.decode(),
             )
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptDataError(
@@ -66,6 +71,24 @@ def reason_to_release(view: SessionView | None, life: str, worker_id: str) -> st
     if view.life != life:
         return "another life of it has begun"
     return None
+
+
+def memory_is_lost(
+    view: SessionView | None, reservation: Reservation, worker_id: str, incarnation: str
+) -> bool:
+    """Whether a session waits here for memory that an earlier start of the worker had.
+
+    Such a session was passed over when this start was announced, because it had a request in flight; and that was
+    answered by the earlier start, whose last reply nobody had read yet.
+    """
+    return (
+        view is not None
+        and view.status is Status.ACTIVE
+        and view.inflight is None
+        and view.chunk_index > 0
+        and (view.worker, view.life) == (worker_id, reservation.life)
+        and view.worker_incarnation not in {None, incarnation}
+    )
 
 
 def reservation_is_stale(

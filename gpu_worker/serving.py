@@ -82,7 +82,12 @@ class Server:
         self._handler = RequestHandler(link, ledger, engine, busy=self._mark_busy)
         self._partitions = PartitionCount(link)
         self._residents = ResidentCheck(
-            link, ledger, engine, gate=self._gate, broker_ms=lambda: name.broker_ms
+            link,
+            ledger,
+            engine,
+            gate=self._gate,
+            broker_ms=lambda: name.broker_ms,
+            partitions=self._partitions.get,
         )
         self._stopping = asyncio.Event()
         self._told = False
@@ -144,7 +149,12 @@ class Server:
 
     async def _kept(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs something on the keeper's loop."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._keeper))
+        try:
+            running = asyncio.run_coroutine_threadsafe(coroutine, self._keeper)
+        except RuntimeError:  # that loop is closed: the worker has ended
+            coroutine.close()
+            raise
+        return await asyncio.wrap_future(running)
 
     # ------------------------------------------------------------------------------------------------ the loop
 

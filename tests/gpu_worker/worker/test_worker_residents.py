@@ -65,9 +65,10 @@ def test_a_reservation_goes_once_it_is_over_a_minute_old(state, stale: bool) -> 
 @pytest.mark.parametrize(
     "values",
     [
-        [b"DANCING", b"l", None, None],
-        [b"ACTIVE", b"l", None, b"{"],
-        [b"ACTIVE", b"l", None, b'{"kind":"tick"}'],
+        [b"DANCING", b"l", None, None, None, None],
+        [b"ACTIVE", b"l", None, b"{", None, None],
+        [b"ACTIVE", b"l", None, b'{"kind":"tick"}', None, None],
+        [b"ACTIVE", b"l", None, None, b"one", None],
     ],
 )
 def test_a_corrupt_state_is_said_to_be_corrupt(values: list[bytes | None]) -> None:

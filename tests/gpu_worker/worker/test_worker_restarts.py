@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from contracts.errors import CorruptDataError
-from contracts.messages import NoticeKind
+from contracts.messages import InFlight, Kind, Notice, NoticeKind
 from gpu_worker.name import NameTakenError
 from support.fake_host import PARTITIONS, FakeHost
 from support.worker_runner import WorkerRunner
@@ -286,3 +286,40 @@ async def test_a_request_stream_of_the_wrong_type_is_said_with_its_key(
     await host.client.set(host.worker.requests, "x")
     with pytest.raises(CorruptDataError, match=r"w:gpu-0\}:requests"):
         await start_worker()
+
+
+# ------------------------------------------------------------------------------------------------ passed over at the start
+async def test_a_session_whose_last_chunk_was_committed_after_the_announcement_is_told_later(
+    host: FakeHost, start_worker: WorkerRunner
+) -> None:
+    # Given sessions that were passed over because they had a request in flight, answered by an earlier start
+    worlds = {name: await host.create(name) for name in ("lost", "begun", "here", "busy")}
+    request = {name: world.tick() for name, world in worlds.items()}
+    for name, world in worlds.items():
+        record = InFlight(request[name].request_id, Kind.TICK, 1, world.life)
+        await host.set_state(world, inflight=record.to_json())
+    running = await start_worker(reconcile_ms=200)
+    await host.nothing_more(0.5)
+
+    # When that answer is committed: beyond chunk 0, at chunk 0, on this start, and with another one in flight
+    for name, index, incarnation in (
+        ("lost", "1", "earlier"),
+        ("begun", "0", "earlier"),
+        ("here", "1", running.worker.incarnation),
+    ):
+        world = worlds[name]
+        await host.set_state(world, chunk_index=index, worker_incarnation=incarnation)
+        await host.clear_inflight(world)
+    await host.set_state(worlds["busy"], chunk_index="1", worker_incarnation="earlier")
+
+    # Then the one whose memory is lost is told
+    notice = await host.notice()
+    assert (notice.kind, notice.session_id, notice.life) == (
+        NoticeKind.WORKER_LOST,
+        "lost",
+        worlds["lost"].life,
+    )
+    assert notice.incarnation == running.worker.incarnation
+    await asyncio.sleep(0.5)
+    entries = [fields for inbox in host.inboxes for _, fields in await host.client.xrange(inbox)]
+    assert {Notice.from_json(fields[b"notice"]).session_id for fields in entries} == {"lost"}
