@@ -128,12 +128,14 @@ class Policy:
             stream=self._stream,
             cache=StepCache() if self._settings.step_cache else None,
         )
+        pixels = self._encoder.pixels(turn.observed.picture)
+        tokens = self._clip(pixels) if turn.sight.begins else None  # before anything of the session's KV goes
         let_go(kv, turn.reset)
         publish(
             kv,
             model,
             text=turn.texts.__getitem__,
-            image=lambda: self._clip(self._encoder.pixels(turn.observed.picture)),
+            image=lambda: self._clip(pixels) if tokens is None else tokens,
         )
         start = rollout.prefill(turn.state.start)
         return rollout.denoise(start, felt, turn.seed)

@@ -99,14 +99,14 @@ def publish(
         kv: the session's.
         model: says which branches run, and projects.
         text: the embedding [1, tokens, text_dim] of a branch; called for those that lack it.
-        image: the image tower's tokens [1, tokens, width]; called once at most.
+        image: the image tower's tokens [1, tokens, width]; called once at most, before anything is published.
     """
-    seen: torch.Tensor | None = None
+    unseen = [branch for branch in model.branches if not kv.is_cross_attention_populated(branch, IMAGE)]
+    seen = image() if unseen else None
     for branch in model.branches:
         if not kv.is_cross_attention_populated(branch, TEXT):
             kv.populate_cross_attention(branch, TEXT, model.transformer.project_text(text(branch)))
-        if not kv.is_cross_attention_populated(branch, IMAGE):
-            seen = image() if seen is None else seen
+        if branch in unseen and seen is not None:
             kv.populate_cross_attention(branch, IMAGE, model.transformer.project_image(seen))
 
 

@@ -19,6 +19,7 @@ from gpu_worker.capability import (
     SupportsWarmup,
 )
 from gpu_worker.kv.state import ARDiffusionKVState
+from gpu_worker.models.dreamzero.clip import ClipImageTower
 from gpu_worker.models.dreamzero.passes import PagedModel
 from gpu_worker.models.dreamzero.pipeline import DreamZeroPipeline
 from gpu_worker.models.dreamzero.spec import IMAGE, NEGATIVE, POSITIVE, TEXT
@@ -57,8 +58,9 @@ def robots(pipeline: DreamZeroPipeline) -> Iterator[Robots]:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What is done to the KV: ("image"), ("text" | "image", branch), ("prefill" | "denoise", branch, start, frames)."""
+    """What is seen and done: ("see",), ("text" | "image", branch), ("prefill" | "denoise", branch, start, frames)."""
     calls: list[tuple[Any, ...]] = []
+    tower = ClipImageTower.forward
     prefill, denoise, populate = (
         PagedModel.prefill,
         PagedModel.denoise,
@@ -82,6 +84,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append((name, branch))
         populate(self, branch, name, layer_kv)
 
+    def logged_tower(self: ClipImageTower, picture: Any) -> Any:
+        calls.append(("see",))
+        return tower(self, picture)
+
+    monkeypatch.setattr(ClipImageTower, "forward", logged_tower)
     monkeypatch.setattr(PagedModel, "prefill", logged_prefill)
     monkeypatch.setattr(PagedModel, "denoise", logged_denoise)
     monkeypatch.setattr(ARDiffusionKVState, "populate_cross_attention", logged_populate)
@@ -174,7 +181,7 @@ def test_the_first_observation_sees_publishes_prefills_one_frame_and_denoises(
     robots.act(0)
 
     published = [("text", POSITIVE), ("image", POSITIVE), ("text", NEGATIVE), ("image", NEGATIVE)]
-    assert log == published + [("prefill", branch, 0, 1) for branch in BOTH] + steps(1)
+    assert log == [("see",)] + published + [("prefill", branch, 0, 1) for branch in BOTH] + steps(1)
 
 
 def test_later_ones_prefill_what_was_seen_where_it_was_imagined(robots: Robots, log: list[Any]) -> None:
@@ -204,7 +211,7 @@ def test_at_the_end_of_a_rollout_image_and_past_go_and_the_text_stays(robots: Ro
 
     robots.act(4)
 
-    assert log == [("image", POSITIVE), ("image", NEGATIVE)] + [
+    assert log == [("see",), ("image", POSITIVE), ("image", NEGATIVE)] + [
         ("prefill", branch, 0, 1) for branch in BOTH
     ] + steps(1)
     assert storages(robots, TEXT) == before[0]
@@ -224,8 +231,9 @@ def test_another_task_drops_everything(robots: Robots, log: list[Any], pipeline:
 
     robots.act(2, control=observed(2, language=OTHER_LANGUAGE))
 
-    assert log[:4] == [("text", POSITIVE), ("image", POSITIVE), ("text", NEGATIVE), ("image", NEGATIVE)]
-    assert log[4:6] == [("prefill", branch, 0, 1) for branch in BOTH]
+    published = [("text", POSITIVE), ("image", POSITIVE), ("text", NEGATIVE), ("image", NEGATIVE)]
+    assert log[:5] == [("see",), *published]
+    assert log[5:7] == [("prefill", branch, 0, 1) for branch in BOTH]
     found = pipeline._states["robot"]
     assert found.stream is not None
     assert found.stream is not stream
@@ -248,8 +256,8 @@ def test_a_branch_is_published_only_where_it_lacks_something(robots: Robots, log
         robots.runner.cache.cross_attention.clear("robot", branch, name)
         del log[:]
         robots.act(robots._chunks["robot"])
-        assert log[0] == (name, branch)
         assert [call for call in log if len(call) == 2] == [(name, branch)]
+        assert log.count(("see",)) == (name == IMAGE)
 
 
 def test_what_the_cameras_showed_goes_on_over_the_end_of_a_rollout(
@@ -272,7 +280,7 @@ def test_without_guidance_the_negative_branch_is_left_alone(robots: Robots, log:
     for number in range(6):
         robots.act(number, cfg_scale=1.0)
 
-    assert {call[1] for call in log} == {POSITIVE}
+    assert {call[1] for call in log if call != ("see",)} == {POSITIVE}
     adapter = kv_of(robots).adapter(NEGATIVE)
     assert (adapter.absolute_tokens, len(adapter.table)) == (0, 0)
     assert not robots.runner.cache.cross_attention.is_populated("robot", NEGATIVE, TEXT)
