@@ -11,10 +11,11 @@ from typing import Protocol, runtime_checkable
 
 import structlog
 
-from contracts.errors import ConfigurationError, ModelError
+from contracts.errors import ConfigurationError, KVStateError, ModelError
 from contracts.tick import ARDiffusionTickRequest
 from gpu_worker.capability import DiffusionOutput
 from gpu_worker.engine import SeedsSessions, TickEngine
+from gpu_worker.parallel.errors import RankMismatchError
 from gpu_worker.parallel.ranks import Ranks
 from gpu_worker.parallel.requests import Order, RankRequest
 
@@ -54,7 +55,7 @@ class Member:
 
         Raises:
             What failed here, or a typed error that says which rank failed. The tick's session is released everywhere.
-            RankMismatchError: the ranks don't hold the same any more.
+            KVStateError: memory is not accounted for, or the ranks don't hold the same any more.
         """
         output: DiffusionOutput | None = None
         error: BaseException | None = None
@@ -66,9 +67,11 @@ class Member:
             error = failure
         try:
             self.ranks.agree(error, patient=request.order is Order.START)
-        except BaseException:
+        except BaseException as failure:
             if error is None and request.tick is not None:
                 self._release(request.tick.session_id)
+            if request.order is Order.CHECK and not isinstance(failure, KVStateError):
+                raise RankMismatchError(str(failure), field="block_tables") from failure
             raise
         if request.order in {Order.START, Order.CHECK}:
             self.ranks.check_equal(hashlib.sha256(self.engine.layout().encode()).digest())

@@ -74,6 +74,7 @@ class Ranks:
         self.calls: Counter[str] = Counter()
         self.ulysses = Ulysses(self._new_group(), self.rank, self.degree)
         self._generation = 0
+        self._let_go = -1
         self._request = 0
         self._noted: list[str] = []
         # A connection of its own: the other one may be waiting.
@@ -211,7 +212,7 @@ class Ranks:
             assert work is not None
             work.wait(IDLE_LIMIT if limit is None else limit)
         except RuntimeError as error:
-            end_process(f"the other ranks do not answer ({str(error).splitlines()[0]:.200})")
+            end_process(f"the other ranks do not answer ({_first_line(error)})")
 
     # ------------------------------------------------------------------------------------------- failures
 
@@ -230,7 +231,7 @@ class Ranks:
             time.sleep(0.002)
         self._store.set(closed, "")
         _forget_frames(error)
-        self._drop_group()
+        self._drop_group(waited_for=True)
 
     def _first_failure(self, own: BaseException | None) -> BaseException:
         """Those that others failed with in its wake had got further."""
@@ -251,27 +252,37 @@ class Ranks:
 
     def _look(self) -> None:
         """Of the watch: ranks that wait in nccl for one that has closed the group don't notice by themselves."""
-        if self._backend == "gloo" or not self._flags.check([f"closed/{self._generation}"]):
+        generation, group = self._generation, self.ulysses.group
+        if self._backend == "gloo" or group is None or self._let_go == generation:
             return
-        group = self.ulysses.group
-        if group is not None:
+        try:
+            closed = self._flags.check([f"closed/{generation}"])
+        except RuntimeError as error:
+            end_process(f"the launcher's store does not answer ({_first_line(error)})")
+        if closed:
+            self._let_go = generation
             group.abort()
 
-    def _drop_group(self) -> None:
+    def _drop_group(self, *, waited_for: bool = False) -> None:
+        """Closes the group for tensors; where others may wait in it, or this device itself, without waiting."""
         group, self.ulysses.group = self.ulysses.group, None
         if group is None:
             return
-        if self._backend == "nccl":
+        if waited_for and self._backend == "nccl" and self._let_go != self._generation:
             group.abort()
         dist.destroy_process_group(group)
         del group
         gc.collect()  # its connections close with the last reference: only then do the others stop waiting
 
     def _join_again(self) -> None:
-        self._drop_group()
+        self._drop_group(waited_for=True)
         self._generation += 1
         self.ulysses.calls.clear()
         self.ulysses.group = self._new_group()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{str(error).partition(chr(10))[0]:.200}"
 
 
 def _forget_frames(error: BaseException | None) -> None:

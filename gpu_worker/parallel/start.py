@@ -50,6 +50,11 @@ def join(settings: WorkerSettings, factory: Callable[..., TickEngine], launch: L
         raise ConfigurationError(
             f"device {name} is one, {launch.degree} processes run: say cuda", field="device"
         )
+    if name == "cuda" and torch.cuda.device_count() < launch.degree:
+        raise ConfigurationError(
+            f"{launch.degree} processes need as many CUDA devices, there are {torch.cuda.device_count()}",
+            field="ulysses_degree",
+        )
     limit_s = settings.execution_limit_ms / 1000 + MARGIN_S
     ranks = Ranks(launch, torch.device(launch.device(name)), limit_s=limit_s)
     try:

@@ -26,6 +26,7 @@ from support.worker_runner import QUICK
 
 TESTS = str(Path(__file__).resolve().parents[1])
 LOST_AFTER_S = 15
+PATIENCE_S = 2 * LOST_AFTER_S
 LOST = {"worker_lost", "worker_restarted"}
 KEYS = {"mode": "state", "transitions": [{"actions": ["w", "l"]}]}
 
@@ -40,6 +41,7 @@ def start_group(processes: Processes, broker: RealBroker, *options: str) -> Proc
         "WORLDLINE_AR_DIFFUSION_HEIGHT": "32",
         "WORLDLINE_AR_DIFFUSION_WIDTH": "48",
         "WORLDLINE_DEVICE": "cpu",
+        "WORLDLINE_WORKER_LOST_AFTER_MS": str(1000 * LOST_AFTER_S),
     }
     launcher = str(Path(sys.executable).parent / "torchrun")
     command = (launcher, "--nproc-per-node", "2", *options, "-m", "gpu_worker")
@@ -104,6 +106,7 @@ class World(Caller):
         return latents, decode_frames(await self.store.read(entry["frames"]))
 
 
+@pytest.mark.timeout(240)
 async def test_two_ranks_make_the_chunks_of_one_and_a_rank_that_dies_takes_its_own_worker_s_sessions_alone(
     processes: Processes, broker: RealBroker, real: redis.asyncio.Redis, solo: Worker, tmp_path: Path
 ) -> None:
@@ -136,10 +139,10 @@ async def test_two_ranks_make_the_chunks_of_one_and_a_rank_that_dies_takes_its_o
         os.kill(pid_of_rank(group, 1), signal.SIGKILL)
 
         # Then both sessions of that worker say so, with a code, and the other worker goes on.
-        answer = await shared.answer_to(tick, LOST_AFTER_S)
+        answer = await shared.answer_to(tick, PATIENCE_S)
         assert answer["ok"] or answer["error"]["code"] in LOST
-        assert (await idle.until("FAILED", LOST_AFTER_S))["failure_code"] == "worker_lost"
-        failed = await shared.until("FAILED", LOST_AFTER_S)
+        assert (await idle.until("FAILED", PATIENCE_S))["failure_code"] == "worker_lost"
+        failed = await shared.until("FAILED", PATIENCE_S)
         assert failed["failure_code"] in LOST
         await alone.chunk()
         assert (await alone.state())["status"] == "ACTIVE"

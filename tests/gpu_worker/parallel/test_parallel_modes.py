@@ -146,6 +146,17 @@ def test_a_worker_says_so_with_78_before_it_looks_for_broker_or_weights(
     assert "Traceback" not in worker.stderr
 
 
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [("cuda:0", "say cuda"), pytest.param("cuda", "1000 processes need as many", id="more than there are")],
+)
+def test_every_rank_needs_a_device_of_its_own(device: str, said: str) -> None:
+    from gpu_worker.parallel.start import join
+
+    with pytest.raises(ConfigurationError, match=said):
+        join(WorkerSettings(device=device), lambda _settings, ranks: ranks, Launch(1, 1000))
+
+
 def test_modes_are_decided_without_torch() -> None:
     program = "import sys, gpu_worker.config, gpu_worker.parallel.modes; print('torch' in sys.modules)"
 

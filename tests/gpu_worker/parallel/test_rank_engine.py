@@ -123,3 +123,12 @@ def test_ranks_that_hold_different_pages_are_found_when_idle_and_end(two_ranks: 
 
     assert made[0]["outcomes"][-1][:2] == ("RankMismatchError", "kv_state")
     assert made[1]["fatal"] == "RankMismatchError"
+
+
+def test_pages_that_are_missing_on_one_rank_end_all(two_ranks: RankProcesses) -> None:
+    made = two_ranks.run(
+        "support.rank_engines:play", script=[START, tick(), ("leak", {}), ("check_integrity", {})]
+    )
+
+    assert made[0]["outcomes"][-1][:2] == ("KVStateError", "kv_state")
+    assert made[1]["fatal"] == "RankMismatchError"
