@@ -15,6 +15,7 @@ from contracts.events import (
     controls_from_json,
     controls_to_json,
     freeze,
+    loads,
 )
 from contracts.identity import MAX_INTEGER
 
@@ -111,6 +112,20 @@ def test_an_integer_beyond_2_to_the_53_is_refused(number: int) -> None:
     with pytest.raises(ValueError, match=r"integer beyond 2\^53"):
         control(n=number)
     assert control(n=MAX_INTEGER, m=-MAX_INTEGER).data == {"n": MAX_INTEGER, "m": -MAX_INTEGER}
+
+
+@pytest.mark.parametrize("digits", [19, 20, 400])
+def test_an_integer_in_json_keeps_its_value_however_long_it_is(digits: int) -> None:
+    number = int("7" * digits)
+
+    assert loads(f'{{"n": {number}, "x": 0.5}}', "args") == {"n": number, "x": 0.5}
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e400"])
+@pytest.mark.parametrize("beside", [1, 10**400])
+def test_what_is_no_json_number_is_refused_beside_numbers_of_any_length(text: str, beside: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="args is not valid JSON"):
+        loads(f"[{beside}, {text}]", "args")
 
 
 @pytest.mark.parametrize("text", ["\ud800", "ok \udfff", "cut \ud83d"])

@@ -163,6 +163,8 @@ ANSWERED: dict[str, tuple[dict[str, Any], str]] = {
     "a create with a model that is a number": (body(op="create", args={"model": 1}), "model"),
     "a create with an unknown argument": (body(op="create", args={"model": "m", "gpu": 1}), "gpu"),
     "a create with no room for events": (body(op="create", args={"model": "m", "max_pending_events": 0}), "max_pending_events"),
+    "a create with a seed of 400 digits": (body(op="create", args={"model": "m", "seed": 10**400}), "seed"),
+    "a create with params of 400 digits": (body(op="create", args={"model": "m", "params": {"n": 10**400}}), "params.n"),
     "a create with a fractional seed": (body(op="create", args={"model": "m", "seed": 1.5}), "seed"),
     "a create with params that are a list": (body(op="create", args={"model": "m", "params": []}), "params"),
     "a create with a bad recording": (body(op="create", args={"model": "m", "recording": "last"}), "recording"),
