@@ -84,8 +84,8 @@ class Memory:
             ids: tokens of the task's sentence.
         """
         self.seen.append(picture)
-        block, window = self.sizes.frames_per_block, self.sizes.window_frames
-        if self.start in {0, window}:
+        block, limit = self.sizes.frames_per_block, self.topology.head.local_attention_frames
+        if self.start == 0 or (limit != -1 and self.start >= limit):
             self.condition = self._condition(picture)
             tokens = self._tower(picture)
             prompts = [ids, self.negative] if self.scale != 1 else [ids]
@@ -107,14 +107,19 @@ class Memory:
 
     # ------------------------------------------------------------------------------------------------ parts
 
+    def _conditions(self, begin: int, count: int) -> np.ndarray:
+        """Of some frames; beyond the end of the condition its last ones."""
+        end = begin + count
+        return self.condition[:, begin:end] if end <= self.condition.shape[1] else self.condition[:, -count:]
+
     def _prefill(self, latents: np.ndarray, begin: int) -> None:
-        part = self.condition[:, begin : begin + latents.shape[1]]
+        part = self._conditions(begin, latents.shape[1])
         for rollout in self.rollouts:
             rollout.prefill(latents, part, begin)
 
     def _imagine(self, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         block = self.sizes.frames_per_block
-        part = self.condition[:, self.start : self.start + block]
+        part = self._conditions(self.start, block)
         head = self.topology.head
         sigmas = unipc.levels(self.steps, 5.0)
         video_sigmas = sigmas

@@ -17,9 +17,11 @@ from contracts.dreamzero import observation_control
 from contracts.events import ARDiffusionControlInput
 from contracts.tick import ARDiffusionTickRequest
 from gpu_worker.capability import ARDiffusionRequest, DiffusionOutput
+from gpu_worker.models.dreamzero.config import DreamZeroTopology
 from gpu_worker.models.dreamzero.pipeline import DreamZeroPipeline
 from gpu_worker.runner import ARDiffusionModelRunner, RunnerOptions
 from support.dreamzero_checkpoint import EMBODIMENT, deployment, write_checkpoint
+from support.dreamzero_model import TINY
 from support.kv_cache import CPU
 from support.lingbot_checkpoint import change_json
 
@@ -41,9 +43,9 @@ def shared_checkpoint() -> Path:
     return with_prompt(write_checkpoint(folder / "checkpoint"))
 
 
-def with_prompt(checkpoint: Path) -> Path:
+def with_prompt(checkpoint: Path, topology: DreamZeroTopology = TINY) -> Path:
     """The checkpoint with this module's prompt."""
-    robot = deployment()["embodiments"][EMBODIMENT] | {"prompt": PROMPT}
+    robot = deployment(topology)["embodiments"][EMBODIMENT] | {"prompt": PROMPT}
     change_json(checkpoint / "worldline.json", embodiments={EMBODIMENT: robot})
     return checkpoint
 

@@ -22,7 +22,7 @@ from support.hosting import Caller, running_host
 from support.worker_runner import QUICK
 
 MODEL, REDUCER = "dreamzero", "dreamzero-observation"
-CREATE = {"model": MODEL, "reducer": REDUCER, "params": {"num_inference_steps": 2}}
+CREATE = {"model": MODEL, "reducer": REDUCER, "params": {"num_inference_steps": 1}}
 
 StartWorker = Callable[..., Awaitable[Worker]]
 

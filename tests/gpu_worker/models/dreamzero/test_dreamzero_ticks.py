@@ -1,11 +1,13 @@
 """Ticks against a dense recomputation in float64 that caches nothing: across inference resets, with guidance and without."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gpu_worker.models.dreamzero.config import DreamZeroTopology
 from gpu_worker.models.dreamzero.pictures import stitch
 from support.dreamzero_checkpoint import statistics, write_checkpoint
 from support.dreamzero_memory import Memory
@@ -51,7 +53,15 @@ def restored(actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
 class Pair:
     """The pipeline on a runner, and the memory beside it."""
 
-    def __init__(self, *, scale: float, steps: int, checkpoint: Path | None = None, **memory: Any) -> None:
+    def __init__(
+        self,
+        *,
+        scale: float,
+        steps: int,
+        checkpoint: Path | None = None,
+        topology: DreamZeroTopology = TINY,
+        **memory: Any,
+    ) -> None:
         folder = shared_checkpoint() if checkpoint is None else checkpoint
         self.pipeline = tiny_pipeline(folder, cfg_scale=scale, num_inference_steps=steps)
         self.robots = Robots(self.pipeline)
@@ -59,7 +69,7 @@ class Pair:
         self.memory = Memory(
             folder,
             self.policy._encoder._vae,
-            TINY,
+            topology,
             negative=list(self.policy._text.token_ids("rain and night")),
             scale=scale,
             steps=steps,
@@ -110,3 +120,18 @@ def test_another_task_begins_from_nothing() -> None:
     pair.memory.forget()
 
     assert [pair.check(number, language=OTHER_LANGUAGE) for number in range(2, 5)] == [3, 5, 7]
+
+
+def test_a_rollout_without_a_limit_goes_on_past_window_and_condition(tmp_path: Path) -> None:
+    head = replace(TINY.head, transformer=replace(TINY.head.transformer, max_chunk_size=-1))
+    endless = replace(TINY, head=head)
+    pair = Pair(
+        scale=1.0,
+        steps=1,
+        checkpoint=with_prompt(write_checkpoint(tmp_path, endless), endless),
+        topology=endless,
+    )
+
+    assert [pair.check(number) for number in range(13)] == list(range(3, 28, 2))
+    assert pair.robots.runner.spec.window_frames == 21
+    assert pair.pipeline._states["robot"].video.shape[1] == 9  # type: ignore[union-attr]
