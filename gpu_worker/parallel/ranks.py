@@ -147,9 +147,9 @@ class Ranks:
         if error is not None:
             self._note(error)
         exchanged = self.ulysses.calls.total()
-        open_ = self.ulysses.group is not None
+        unusable = self.ulysses.group is None or self.ulysses.broken
         failed, closed, most, least = self._all_reduce(
-            [error is not None, not open_, exchanged, -exchanged],
+            [error is not None, unusable, exchanged, -exchanged],
             dist.ReduceOp.MAX,
             None if patient else self._limit,
         )
@@ -278,6 +278,7 @@ class Ranks:
         self._drop_group(waited_for=True)
         self._generation += 1
         self.ulysses.calls.clear()
+        self.ulysses.broken = False
         self.ulysses.group = self._new_group()
 
 

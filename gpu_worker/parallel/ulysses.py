@@ -36,6 +36,8 @@ class Ulysses:
         self.degree = degree
         self.calls: Counter[str] = Counter()
         """Collectives begun so far, by name."""
+        self.broken = False
+        """Whether one did not come to its end: the group is of no use any more."""
 
     def shard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's contiguous share of `dim`, a view; ShardError where it has no equal shares."""
@@ -57,17 +59,23 @@ class Ulysses:
         """[B, T / N, C] of each rank -> [B, T, C]."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.degree)]
-        self.calls["all_gather"] += 1
+        self._begin("all_gather")
         dist.all_gather(parts, x, group=self._open())
+        self.broken = False
         return torch.cat(parts, dim=1)
 
     def _exchange(self, sent: torch.Tensor) -> torch.Tensor:
         """Part r of `sent` goes to rank r, and what comes from rank r becomes part r."""
         sent = sent.contiguous()
         received = torch.empty_like(sent)
-        self.calls["all_to_all"] += 1
+        self._begin("all_to_all")
         dist.all_to_all_single(received, sent, group=self._open())
+        self.broken = False
         return received
+
+    def _begin(self, name: str) -> None:
+        self.calls[name] += 1
+        self.broken = True
 
     def _open(self) -> dist.ProcessGroup:
         if self.group is None:

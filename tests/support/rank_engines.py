@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -16,6 +17,7 @@ from gpu_worker.parallel.requests import Order, RankRequest
 from gpu_worker.runner import ARDiffusionModelRunner, RunnerOptions
 from support.kv_cache import CPU
 from support.kv_pipeline import WarmingPipeline, make_tick
+from support.rank_rollouts import Collectives
 
 
 class Fault(Exception):
@@ -53,6 +55,9 @@ class SharedPipeline(WarmingPipeline):
                 self.error = "told to say so"
             case "exit":
                 raise SystemExit(9)
+            case "timed out":  # the exchange itself fails, on all ranks at once
+                with patch.object(torch.distributed, "all_gather", side_effect=RuntimeError("timed out")):
+                    self.ranks.ulysses.gather(torch.ones(1, 1, 1))
             case "hang":
                 time.sleep(1000)
 
@@ -114,9 +119,10 @@ def play(ranks: Ranks, script: list[tuple[str, dict[str, Any]]]) -> dict[str, An
 def _lead(member: Member, script: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     engine, evicted = LeadingEngine(member), []
     engine.on_evict = evicted.append
-    outcomes = [outcome for name, arguments in script for outcome in _called(engine, name, arguments)]
-    member.ranks.send(RankRequest(Order.STOP).encode())
-    return {"outcomes": outcomes, "evicted": evicted, "broadcasts": member.ranks.calls["broadcast"]}
+    with Collectives() as crossed:
+        outcomes = [outcome for name, arguments in script for outcome in _called(engine, name, arguments)]
+        member.ranks.send(RankRequest(Order.STOP).encode())
+    return {"outcomes": outcomes, "evicted": evicted, "crossed": crossed.counts}
 
 
 def _called(engine: LeadingEngine, name: str, arguments: dict[str, Any]) -> Iterator[Any]:

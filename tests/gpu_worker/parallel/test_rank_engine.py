@@ -40,6 +40,8 @@ def test_every_call_reaches_every_rank_and_takes_one_broadcast_and_one_agreement
     for record in second["records"]:
         compared = 1 if record["order"] in {"start", "check"} else 0
         assert record["agreements"] == {"all_reduce": 1 + compared}
+    # Eight calls and the end; two comparisons; two exchanges in each of four chunks and two of the warm-up.
+    assert first["crossed"] == {"broadcast_": 9, "allreduce_": 8 + 2, "allgather_": 2 * (4 + 2)}
     assert first["joined_again"] == 0
 
 
@@ -113,6 +115,15 @@ def test_an_error_in_an_output_and_an_exit_of_a_model_are_failures_of_the_tick(
     assert first["outcomes"][1] == ("ModelError", "model_error", said)
     assert second["records"][1]["resident"] == ()
     assert first["outcomes"][2] == 0.0
+
+
+def test_after_an_exchange_that_failed_ranks_exchange_anew(two_ranks: RankProcesses) -> None:
+    fault = {"ranks": [0, 1], "before": 1, "as": "timed out"}
+    first, second = play(two_ranks, START, tick(fault=fault), tick())
+
+    assert first["outcomes"][1] == ("RuntimeError", None, "timed out")
+    assert first["outcomes"][2] == 0.0
+    assert first["joined_again"] == second["joined_again"] == 1
 
 
 def test_ranks_that_hold_different_pages_are_found_when_idle_and_end(two_ranks: RankProcesses) -> None:
