@@ -23,7 +23,7 @@ from gpu_worker.models.dreamzero.passes import PagedModel
 from gpu_worker.models.dreamzero.request import Observed, Options, check_options, observe
 from gpu_worker.models.dreamzero.rollout import Answer, Rollout, Sight, let_go, publish, see
 from gpu_worker.models.dreamzero.settings import DEFAULT_SEED, DreamZeroSettings
-from gpu_worker.models.dreamzero.spec import NEGATIVE, POSITIVE
+from gpu_worker.models.dreamzero.spec import IMAGE, NEGATIVE, POSITIVE, TEXT
 from gpu_worker.models.dreamzero.step_cache import StepCache
 from gpu_worker.models.dreamzero.stream import PICTURES_PER_LATENT, FrameEncoder, FrameStream
 from gpu_worker.models.dreamzero.unipc import UniPCSchedule
@@ -39,7 +39,7 @@ class Turn:
         options: how it is to be answered.
         observed: what the robot saw and felt.
         language: token ids of what it is asked to do.
-        texts: embeddings [1, tokens, text_dim] by branch.
+        prompts: what the text encoder reads, by branch.
         state: the session's, after `reset`.
         reset: what the observation makes it let go of.
         sight: what the model sees.
@@ -49,7 +49,7 @@ class Turn:
     options: Options
     observed: Observed
     language: tuple[int, ...]
-    texts: Mapping[str, torch.Tensor]
+    prompts: Mapping[str, str]
     state: PolicyState
     reset: Reset | None
     sight: Sight
@@ -111,9 +111,9 @@ class Policy:
         language = self._text.token_ids(sentence)
         state, reset = self._reset_state(known, observed, language)
         sight = see(state, observed.picture, self._encoder, self._stream, self.config.latent_frames)
-        texts = {POSITIVE: self._text(sentence), NEGATIVE: self._text(self._negative_prompt)}
+        prompts = {POSITIVE: sentence, NEGATIVE: self._negative_prompt}
         seed = DEFAULT_SEED if request.generator is None else request.generator.initial_seed()
-        return Turn(options, observed, language, texts, state, reset, sight, seed)
+        return Turn(options, observed, language, prompts, state, reset, sight, seed)
 
     def answer(self, kv: ARDiffusionKVState, turn: Turn) -> Answer:
         """What comes of a turn, over the session's KV."""
@@ -128,15 +128,13 @@ class Policy:
             stream=self._stream,
             cache=StepCache() if self._settings.step_cache else None,
         )
-        pixels = self._encoder.pixels(turn.observed.picture)
-        tokens = self._clip(pixels) if turn.sight.begins else None  # before anything of the session's KV goes
+        # What can fail comes before anything of the session's KV goes, and only what is missing then is made anew.
+        unread = [b for b in model.branches if self._lacks(kv, turn, b, TEXT)]
+        texts = {branch: self._text(turn.prompts[branch]) for branch in unread}
+        unseen = any(self._lacks(kv, turn, branch, IMAGE) for branch in model.branches)
+        tokens = self._clip(self._encoder.pixels(turn.observed.picture)) if unseen else None
         let_go(kv, turn.reset)
-        publish(
-            kv,
-            model,
-            text=turn.texts.__getitem__,
-            image=lambda: self._clip(pixels) if tokens is None else tokens,
-        )
+        publish(kv, model, texts=texts, image=tokens)
         start = rollout.prefill(turn.state.start)
         return rollout.denoise(start, felt, turn.seed)
 
@@ -155,6 +153,12 @@ class Policy:
         if not bool(shown.isfinite().all()):
             raise ModelError("the pictures are not finite", field="frames")
         return to_uint8(shown)
+
+    @staticmethod
+    def _lacks(kv: ARDiffusionKVState, turn: Turn, branch: str, name: str) -> bool:
+        """Whether a branch is without text or image once the turn's reset is done."""
+        dropped = turn.reset is Reset.SESSION or (turn.reset is Reset.INFERENCE and name == IMAGE)
+        return dropped or not kv.is_cross_attention_populated(branch, name)
 
     def _branched(self, kv: ARDiffusionKVState, scale: float) -> BranchedModel:
         """The transformer over the session's branches that run here."""

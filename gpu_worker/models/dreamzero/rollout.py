@@ -15,7 +15,7 @@ A rollout begins with one latent frame, its first picture, and goes on by as man
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -90,24 +90,22 @@ def publish(
     kv: ARDiffusionKVState,
     model: BranchedModel,
     *,
-    text: Callable[[str], torch.Tensor],
-    image: Callable[[], torch.Tensor],
+    texts: Mapping[str, torch.Tensor],
+    image: torch.Tensor | None,
 ) -> None:
     """3. Text and image K and V of each branch that runs here, where they are missing.
 
     Args:
         kv: the session's.
         model: says which branches run, and projects.
-        text: the embedding [1, tokens, text_dim] of a branch; called for those that lack it.
-        image: the image tower's tokens [1, tokens, width]; called once at most, before anything is published.
+        texts: the embedding [1, tokens, text_dim] of each branch that lacks it.
+        image: the image tower's tokens [1, tokens, width]; None where no branch lacks them.
     """
-    unseen = [branch for branch in model.branches if not kv.is_cross_attention_populated(branch, IMAGE)]
-    seen = image() if unseen else None
     for branch in model.branches:
-        if not kv.is_cross_attention_populated(branch, TEXT):
-            kv.populate_cross_attention(branch, TEXT, model.transformer.project_text(text(branch)))
-        if branch in unseen and seen is not None:
-            kv.populate_cross_attention(branch, IMAGE, model.transformer.project_image(seen))
+        if branch in texts:
+            kv.populate_cross_attention(branch, TEXT, model.transformer.project_text(texts[branch]))
+        if image is not None and not kv.is_cross_attention_populated(branch, IMAGE):
+            kv.populate_cross_attention(branch, IMAGE, model.transformer.project_image(image))
 
 
 class Rollout:

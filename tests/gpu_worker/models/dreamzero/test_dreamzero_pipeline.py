@@ -24,6 +24,7 @@ from gpu_worker.models.dreamzero.passes import PagedModel
 from gpu_worker.models.dreamzero.pipeline import DreamZeroPipeline
 from gpu_worker.models.dreamzero.spec import IMAGE, NEGATIVE, POSITIVE, TEXT
 from gpu_worker.models.dreamzero.transformer import DreamZeroTransformer
+from gpu_worker.models.lingbot_world.text import TextEncoder
 from support.dreamzero_worlds import (
     LANGUAGE,
     OTHER_LANGUAGE,
@@ -32,6 +33,7 @@ from support.dreamzero_worlds import (
     arm,
     observed,
     pictures_of,
+    sentence,
     shared_checkpoint,
     tiny_pipeline,
 )
@@ -258,6 +260,24 @@ def test_a_branch_is_published_only_where_it_lacks_something(robots: Robots, log
         robots.act(robots._chunks["robot"])
         assert [call for call in log if len(call) == 2] == [(name, branch)]
         assert log.count(("see",)) == (name == IMAGE)
+
+
+def test_text_is_embedded_only_where_a_branch_lacks_it(
+    robots: Robots, pipeline: DreamZeroPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    embed = TextEncoder.__call__
+
+    def logged(self: TextEncoder, prompt: object) -> torch.Tensor:
+        read.append(str(prompt))
+        return embed(self, prompt)
+
+    monkeypatch.setattr(TextEncoder, "__call__", logged)
+    for number in range(6):
+        robots.act(number)
+    robots.act(0, "plain", cfg_scale=1.0)
+
+    assert read == [sentence(LANGUAGE), "rain and night", sentence(LANGUAGE)]
 
 
 def test_what_the_cameras_showed_goes_on_over_the_end_of_a_rollout(
