@@ -16,7 +16,7 @@ from typing import Any
 
 from support.broker import free_port
 
-PATIENCE_S = 60
+PATIENCE_S = 100
 
 
 class RankProcesses:
