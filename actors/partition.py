@@ -90,14 +90,19 @@ class Partition:
     # -- reading -----------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
+        broken = False
         while not self._stopped:
             try:
                 if not self.caught_up:
                     await self._catch_up()
+                elif broken:
+                    await self._catch_up_again()
+                broken = False
                 await self._dispatch(await self._entries(self._cursor, self.block_ms), found=False)
                 await asyncio.sleep(0)  # what came goes first: its actors send before the next read does
             except BrokerError as error:
                 self.log.warning("broker does not answer", error=str(error))
+                broken = True
                 await asyncio.sleep(_BACKOFF_S)
             except Exception:
                 self.log.exception("reading the inbox failed")
@@ -116,6 +121,14 @@ class Partition:
             self.actor(session_id).listed_live = True
         for actor in list(self.actors.values()):
             actor.kick()
+
+    async def _catch_up_again(self) -> None:
+        """After a break of the connection: first what came, then what is in flight is sent again."""
+        while entries := await self._entries(self._cursor, None):
+            await self._dispatch(entries, found=False)
+        self.log.info("broker answers again")
+        for actor in list(self.actors.values()):
+            actor.reconnected()
 
     async def _entries(self, after: str, block_ms: int | None) -> tuple[Entry, ...]:
         with map_exceptions(self._inbox):

@@ -118,6 +118,12 @@ class SessionActor:
         if self._task is None and not self._stopped:
             self._task = asyncio.get_running_loop().create_task(self._drain())
 
+    def reconnected(self) -> None:
+        """The broker was away: what is in flight may be lost, or its reply, so it is sent again."""
+        state = self.core.state
+        self._resend |= state is not None and state.inflight is not None
+        self.kick()
+
     async def stop(self) -> None:
         """Ends after the step in hand; what is unfinished stays in the inbox."""
         self._end()

@@ -20,8 +20,8 @@ OUTAGE_S = 1.4 * WORKER_LOST_AFTER_MS / 1000
 
 @pytest.fixture
 def server(new_broker: Callable[..., RealBroker]) -> RealBroker:
-    """A broker that the test may kill."""
-    return new_broker()
+    """A broker that the test may kill. With any other fsync policy a busy disk may cost it what it has acknowledged."""
+    return new_broker(appendfsync="always")
 
 
 @pytest.fixture

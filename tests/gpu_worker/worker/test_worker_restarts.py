@@ -246,7 +246,7 @@ async def test_the_request_in_hand_is_finished_at_the_end_and_the_rest_is_left(
     host: FakeHost, start_worker: WorkerRunner
 ) -> None:
     running = await start_worker()
-    world, other = await host.create("world-1", sleep_ms=300), await host.create("world-2")
+    world, other = await host.create("world-1", sleep_ms=800), await host.create("world-2")
     first, second = world.tick(), other.tick()
     await host.send(first)
     await asyncio.sleep(0.1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
 import redis.asyncio
@@ -57,3 +58,33 @@ async def test_a_reply_that_differs_in_request_id_or_fence_does_not_count(
     assert (await world.state())["status"] == "ACTIVE"
     await worker.send(request, output=output_of(json.loads(request["tick"])))
     assert (await world.answer_to(command))["ok"]
+
+
+@pytest.mark.parametrize("op", ["next_chunk", "reset", "close"])
+async def test_what_is_in_flight_is_sent_again_after_a_reconnect(
+    new_broker: Callable[..., RealBroker], op: str
+) -> None:
+    server = new_broker()
+    async with ScriptedWorker(server.url) as worker, running_host(server.url):
+        # Given a request that the worker took and forgot, long before any limit is over
+        world = Caller(worker.client)
+        await world.ok("create", model="scripted")
+        await world.ok("next_chunk")
+        worker.on_request = lambda _: SILENCE
+        command = await world.send(op)
+        await worker.arrived(2)
+        await worker.stop()
+        worker._records.clear()
+        worker.on_request = None
+
+        # When the broker is away for a moment
+        server.restart()
+        await worker.client.connection_pool.disconnect()
+        worker.start()
+
+        # Then it comes once more, and its answer counts
+        assert (await world.answer_to(command))["ok"]
+        _, first, second, *_ = worker.requests
+        assert second["request_id"] == first["request_id"]
+        assert int(second["fence"]) > int(first["fence"])
+        await check_invariants(worker.client)
