@@ -298,3 +298,25 @@ async def test_a_close_that_lost_what_it_had_in_flight_begins_anew(
         assert (await world.answer_to(first))["result"] == {"status": "CLOSED"}
         assert worker.kinds() == ["tick", "release", "release"]
         await check_invariants(real)
+
+
+async def test_each_failure_makes_the_next_retry_due_later(
+    broker: RealBroker, real: redis.asyncio.Redis, worker: ScriptedWorker
+) -> None:
+    # Given a first pause of 10 s and a longest of 40 s, each off by up to a quarter within these bounds
+    world = Caller(real)
+    async with running_host(
+        broker.url, close_retry_first_ms=10_000, close_retry_longest_ms=40_000, worker_lost_after_ms=60_000
+    ):
+        await world.ok("create", model="scripted")
+        worker.on_request = failing("kv_state", "can't free", kind="release", times=4)
+        for shortest, longest in ((10_000, 12_500), (15_000, 25_000), (30_000, 40_000), (30_000, 40_000)):
+            await world.refused("close")
+            failed_ms = int((await world.state())["updated_at_ms"])
+
+            # Then the tombstone index says when it is due
+            async with asyncio.timeout(5):
+                while (due_ms := await real.zscore("wl:tombstones", "world-1") or 0) <= failed_ms:
+                    await asyncio.sleep(0.005)
+            assert shortest <= due_ms - failed_ms <= longest
+        assert await world.ok("close") == {"status": "CLOSED"}
