@@ -31,10 +31,9 @@ def leader(factory: Callable[..., TickEngine], launch: Launch) -> Callable[[Work
 def run_follower(settings: WorkerSettings, factory: Callable[..., TickEngine], launch: Launch) -> int:
     """Another rank than 0, until rank 0 stops; returns the exit code, or raises what the worker ends for."""
     member = join(settings, factory, launch)
+    # Signals reach all ranks at once; rank 0 finishes what is in hand, and only then stops the others.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # they reach all ranks; rank 0 finishes what is in hand, and then stops
+        signal.signal(number, signal.SIG_IGN)
     log.info("following", rank=launch.rank)
     failure = follow(member)
     member.ranks.leave()
