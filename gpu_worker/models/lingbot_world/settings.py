@@ -45,7 +45,8 @@ class LingBotSettings:
         root = rest.pop("lingbot_action_root", None)
         for name in ("dtype", "ulysses_degree"):  # the worker's own
             if name in rest:
-                raise ConfigurationError(f"{name} is a setting of the worker", field=name)
+                option = name.replace("_", "-")
+                raise ConfigurationError(f"{name} is a setting of the worker: --{option}", field=name)
         try:
             shift = None if shift is None else parse_flow_shift(shift)
         except InvalidArgumentError as error:
