@@ -95,7 +95,6 @@ class Closing:
 
     async def _not_released(self, record: InFlight, error: WorldlineError) -> None:
         core, state = self.core, self.core.held
-        due_ms = 0
         error.message = (
             f"the release failed, the session is cleanup_failed until a close succeeds: {error.message}"
         )
@@ -103,19 +102,19 @@ class Closing:
         answer = answer_text(record.command_id or "", error)
 
         async def script() -> Outcome:
-            nonlocal due_ms
-            outcome, failures, now_ms = await core.services.scripts.fail_close(
-                state, record.request_id, str(error), answer
-            )
-            due_ms = now_ms + core.services.close_retry.pause_ms(failures)
+            outcome, *_ = await core.services.scripts.fail_close(state, record.request_id, str(error), answer)
             return outcome
+
+        # Before the state says so: whoever sees the tombstone also finds when it is due, and does not take it for due now.
+        pause_ms = core.services.close_retry.pause_ms(state.close_attempts + 1)
+        store = core.services.store
+        await store.retry_due(core.session_id, await store.now_ms() + pause_ms)
 
         if (
             await core.move(Trigger.CLEANUP_FAILED, script, Outcome.CLEANUP_FAILED)
             is not Outcome.CLEANUP_FAILED
         ):
             raise Resync
-        await core.services.store.retry_due(core.session_id, due_ms)
         await self._answer_all(record, error)
 
     async def _answer_all(self, record: InFlight, result: dict[str, object] | WorldlineError) -> None:
