@@ -58,6 +58,8 @@ class SharedPipeline(WarmingPipeline):
             case "timed out":  # the exchange itself fails, on all ranks at once
                 with patch.object(torch.distributed, "all_gather", side_effect=RuntimeError("timed out")):
                     self.ranks.ulysses.gather(torch.ones(1, 1, 1))
+            case "slow":
+                time.sleep(1.5)
             case "hang":
                 time.sleep(1000)
 

@@ -67,6 +67,27 @@ async def test_a_rank_that_fails_fails_the_tick_and_one_that_hangs_ends_them_all
     await end_of(ranks)
 
 
+async def test_what_is_in_hand_is_finished_on_sigterm_by_all_ranks(
+    processes: Processes, broker: RealBroker, host: FakeHost
+) -> None:
+    group = start(processes, broker)
+    ranks = await ready(group)
+    slow = await host.create("slow", fault={"ranks": [1], "before": 1, "as": "slow"})
+    await host.send(slow.tick())
+    await asyncio.sleep(0.5)
+
+    group.send(signal.SIGTERM)
+
+    reply = await host.reply(within_s=10)
+    assert reply.error is None
+    assert reply.output is not None
+    await asyncio.to_thread(group.wait)
+    await end_of(ranks)
+    assert await host.info() == {}, "the name is given back"
+    assert await host.stream_is_empty()
+    assert "is gone" not in group.stderr
+
+
 async def test_ranks_do_not_outlive_their_launcher(
     processes: Processes, broker: RealBroker, host: FakeHost
 ) -> None:
