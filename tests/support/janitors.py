@@ -28,7 +28,7 @@ async def tombstone(world: Caller, worker: ScriptedWorker, *, failures: int, **a
     error = await world.refused("close")
     assert error["retryable"] is True
     assert (await world.state())["status"] == "CLEANUP_FAILED"
-    # The answer comes with the state; the time of the next retry is written after it, before the inbox is empty.
+    # The answer comes with the state; what the indexes still lack then is written before the inbox is empty.
     await eventually(lambda: _inbox_is_empty(world), "the host is done with the close")
 
 

@@ -141,6 +141,22 @@ async def test_a_tombstone_that_lost_its_due_entry_gets_one_and_is_closed(
     await check_invariants(world.client)
 
 
+async def test_a_session_that_was_left_closing_is_closed_at_last(
+    world: Caller, worker: ScriptedWorker, broker: RealBroker, real: redis.asyncio.Redis
+) -> None:
+    # Given a session that somebody has left CLOSING: nothing is in flight, and no command waits for it
+    await world.ok("create", model=worker.model)
+    await world.ok("next_chunk")
+    await real.hset("wl:{world-1}:state", mapping={"status": "CLOSING", "updated_at_ms": 1_000})
+    await real.zrem("wl:sessions:ACTIVE", "world-1")
+    for index in ("wl:sessions:CLOSING", "wl:tombstones"):
+        await real.zadd(index, {"world-1": 1_000})
+
+    async with reconciling(broker.url):
+        await world.until("CLOSED", 20)
+    assert worker.kinds() == ["tick", "release"]
+
+
 async def test_a_state_that_can_not_be_read_stops_nothing_else(
     world: Caller, worker: ScriptedWorker, broker: RealBroker, real: redis.asyncio.Redis
 ) -> None:
