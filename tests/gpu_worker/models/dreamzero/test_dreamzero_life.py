@@ -254,36 +254,37 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, bytes | None], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
 async def test_what_only_the_model_can_see_fails_that_session_alone_and_is_named(
-    start: StartWorker, real: redis.asyncio.Redis, case: str
+    start: StartWorker, real: redis.asyncio.Redis
 ) -> None:
-    said, stored, field = BAD[case]
     await start()
-    good, bad = Robot(real, "good"), Robot(real, "bad")
-    for robot in (good, bad):
-        await robot.world.ok("create", **CREATE)
-    await good.observe(1)
-    await good.act()
-    await bad.show(0)
     await real.set("ok", png(cameras(0)["left"]))
-    if said:
-        await bad.say(said)
-    for key, data in stored.items():
-        await (real.delete(key) if data is None else real.set(key, data))
+    good = Robot(real, "good")
+    await good.world.ok("create", **CREATE)
+    for number, (case, (said, stored, field)) in enumerate(BAD.items()):
+        bad = Robot(real, f"bad-{number}")
+        await bad.world.ok("create", **CREATE)
+        await good.observe(1)
+        await good.act()
+        await bad.show(0)
+        if said:
+            await bad.say(said)
+        for key, data in stored.items():
+            await (real.delete(key) if data is None else real.set(key, data))
 
-    error = await bad.world.refused("next_chunk")
+        error = await bad.world.refused("next_chunk")
 
-    assert (error["code"], error["field"]) == ("model_error", field)
-    assert field in error["message"]
-    state = await bad.world.until("FAILED")
-    assert (state["failure_code"], state["failure_message"]) == ("model_error", error["message"])
-    await good.observe(2)
-    made, _ = await good.act()
-    assert made["chunk_index"] == 1
-    await bad.world.ok("reset")
-    await bad.observe(3)
-    assert (await bad.act())[0]["chunk_index"] == 0
+        assert (error["code"], error["field"]) == ("model_error", field), case
+        assert field in error["message"], case
+        state = await bad.world.until("FAILED")
+        assert (state["failure_code"], state["failure_message"]) == ("model_error", error["message"])
+        await good.observe(2)
+        made, _ = await good.act()
+        assert made["chunk_index"] == 2 * number + 1
+        await bad.world.ok("reset")
+        await bad.observe(3)
+        assert (await bad.act())[0]["chunk_index"] == 0
+        await bad.world.ok("close")
 
 
 async def test_a_repeated_observation_whose_payload_has_expired_is_named(
