@@ -1,8 +1,12 @@
 """Observations of DreamZero worlds: what is read, and what is refused by name."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from contracts.dreamzero import (
     OBSERVATION_SCHEMA,
@@ -16,6 +20,7 @@ from contracts.dreamzero import (
 )
 from contracts.errors import InvalidArgumentError
 from contracts.events import ARDiffusionControlInput
+from contracts.make_schemas import FOLDER
 
 IMAGES = {"wrist": "redis:a", "left": "file:///frames/1.png"}
 STATE = {"joint_position": [0, 0.5, -1.25], "gripper_position": [1]}
@@ -115,3 +120,35 @@ def test_another_schema_on_the_track_is_refused() -> None:
 def test_texts_are_the_same_whatever_their_white_space() -> None:
     assert same_text(" open  the\ndrawer", "open the drawer ")
     assert not same_text("open the drawer", "Open the drawer")
+
+
+NAMES = st.sampled_from(["wrist", "left", " ", "", "\u2028", "x" * 81])
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9, 9) | st.booleans() | st.none()
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "images": st.dictionaries(NAMES, st.sampled_from(["redis:a", "file:///a", "redis:", "a b", "", "1:a", 7]))
+    | st.sampled_from([[], None, "redis:a"]),
+    "state": st.dictionaries(NAMES, st.lists(NUMBERS, max_size=3) | st.sampled_from(["1", None, {}, 1]))
+    | st.sampled_from([[], None]),
+    "language": st.text(max_size=3) | st.sampled_from(["open", " ", None, 7]),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=FIELDS | {"colour": st.just(1)}))
+@example(DATA)
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_is_read_or_refused_by_name_and_the_schema_says_the_same(data: dict[str, Any]) -> None:
+    schema = Draft202012Validator(
+        json.loads((FOLDER / "dreamzero_observation.json").read_text(encoding="utf-8"))
+    )
+    field = refusal_of(data)
+    assert schema.is_valid(data) == (field is None)
+    assert field is None or field.split(".")[0] in {"images", "state", "language", "colour"}
+
+
+def refusal_of(data: dict[str, Any]) -> str | None:
+    """The field that is refused, if one is."""
+    try:
+        parse_observation(data)
+    except InvalidArgumentError as refusal:
+        return refusal.field or "a refusal that names nothing"
+    return None

@@ -14,6 +14,9 @@ from gpu_worker.models.dreamzero.spec import DreamZeroSpecSettings, checkpoint_f
 DEFAULT_SEED: Final = 1140
 """The published one, of sessions that name none."""
 
+ENGINE_BACKEND: Final = "ar_diffusion"
+"""What a deployment may say that it runs on; there is nothing else here."""
+
 DEFAULT_SCALE: Final = 5.0
 DEFAULT_STEPS: Final = 16
 MOST_STEPS: Final = 1000
@@ -44,6 +47,12 @@ class DreamZeroSettings:
     def from_mapping(cls, config: Mapping[str, Any]) -> DreamZeroSettings:
         """From raw settings; ConfigurationError naming one that does not exist or is out of range."""
         rest = {name: value for name, value in config.items() if name not in _MACHINE_WIDE}
+        backend = rest.pop("engine_backend", ENGINE_BACKEND)
+        if not isinstance(backend, str) or ENGINE_BACKEND not in backend:
+            raise ConfigurationError(
+                f"dreamzero needs an engine_backend that names {ENGINE_BACKEND}, got {backend!r:.80}",
+                field="engine_backend",
+            )
         if "dtype" in rest:
             raise ConfigurationError("dtype is the worker's own setting", field="dtype")
         cache = rest.pop("step_cache", False)

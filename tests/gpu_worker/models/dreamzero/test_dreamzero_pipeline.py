@@ -583,6 +583,8 @@ def test_a_prompt_that_is_not_the_language_is_refused(robots: Robots) -> None:
         ("cfg_scale", {"cfg_scale": 0}),
         ("num_inference_steps", {"num_inference_steps": "16"}),
         ("dtype", {"dtype": "float32"}),
+        ("engine_backend", {"engine_backend": "diffusion"}),
+        ("engine_backend", {"engine_backend": None}),
         ("cfg_parallel", {"cfg_parallel": 2}),
         ("colour", {"colour": "red"}),
     ],
@@ -595,7 +597,7 @@ def test_a_setting_that_does_not_fit_is_named(field: str, config: dict[str, Any]
 
 
 def test_settings_of_a_whole_machine_are_no_business_of_this_model() -> None:
-    assert tiny_pipeline(lingbot_action_root="/somewhere")
+    assert tiny_pipeline(lingbot_action_root="/somewhere", engine_backend="ar_diffusion")
 
 
 # ---------------------------------------------------------------------------------------------------- step cache
