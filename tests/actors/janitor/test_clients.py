@@ -177,6 +177,20 @@ async def test_a_broker_that_was_started_anew_between_two_looks_is_noticed(
         assert connection.age_ms < before
 
 
+async def test_a_broker_that_was_silent_and_is_the_same_was_away_too(broker: RealBroker) -> None:
+    settings = JanitorSettings(REDIS_URL=broker.url)  # type: ignore[call-arg]
+    async with Broker(settings=settings) as connected:
+        connection = Connection(connected.commands)
+        await connection.look()
+        await asyncio.sleep(0.2)
+        before = connection.age_ms
+
+        connection.broken()
+        await connection.look()
+
+        assert connection.age_ms < before
+
+
 async def test_limits_count_from_the_last_break(real: redis.asyncio.Redis, broker: RealBroker) -> None:
     await real.hset("wl:config", "partitions", 8)
     for index in range(8):

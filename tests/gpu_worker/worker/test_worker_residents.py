@@ -1,5 +1,9 @@
 """What a worker lets go of by itself: residents and reservations that no session stands behind."""
 
+import asyncio
+import threading
+from typing import Any
+
 import pytest
 
 from contracts.errors import CorruptDataError
@@ -103,6 +107,41 @@ async def test_residents_without_a_session_are_released_and_the_others_stay(
     reserved = await host.client.hkeys(host.worker.sessions)
     assert sorted(reserved) == [b"corrupt", b"stays"]
     await host.chunk(stays)
+
+
+async def test_a_resident_for_which_a_request_comes_meanwhile_stays(
+    host: FakeHost, start_worker: WorkerRunner
+) -> None:
+    # Given a resident whose session is FAILED, and a worker that has just read that
+    running = await start_worker()
+    world = await host.create("world-1", sleep_ms=200)
+    await host.chunk(world)
+    await host.set_state(world, status="FAILED")
+    check = running.worker._server._residents
+    view, read, go_on = check._view, threading.Event(), threading.Event()
+
+    async def slow_view(session_id: str) -> Any:
+        seen = await view(session_id)
+        read.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.005)
+        return seen
+
+    check._view = slow_view  # type: ignore[method-assign]
+    loop = running.worker._server._loop
+    assert loop is not None
+    checking = asyncio.run_coroutine_threadsafe(check.check(), loop)
+    await host.until(lambda: asyncio.to_thread(read.wait, 5))
+
+    # When the session is brought back before the worker acts on it
+    await host.set_state(world, status="ACTIVE")
+    await host.chunk(world)
+    go_on.set()
+    await asyncio.wrap_future(checking)
+
+    # Then it keeps its memory
+    assert ("close", "world-1") not in running.engine.calls
+    await host.chunk(world)
 
 
 async def test_a_resident_that_can_not_be_released_is_tried_again(
