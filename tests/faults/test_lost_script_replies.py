@@ -161,7 +161,7 @@ async def a_tick_that_takes_too_long(scene: Scene) -> None:
     killed, never = asyncio.Event(), asyncio.Event()
     watching = asyncio.create_task(Watchdog(assignment, killed.set).run(never))
     async with scene.host("first"):
-        await scene.session.create(model="noop", params={"sleep_ms": 8_000})
+        await scene.session.create(model="noop", params={"sleep_ms": 60_000})
         with pytest.raises(WorldlineError) as raised:
             await scene.session.next_chunk()
         assert raised.value.code == "execution_timeout"

@@ -11,12 +11,14 @@ goes wrong is scripted by the session's creation parameters:
     release_fails   so many closes of this session raise, then they work
     reset_fails     the same for resets
     hang_at         the chunk of that index never ends
+    hold_at         the same, and no other thread ever runs again
     exit_at         the chunk of that index kills the process
     frames          true: pixel frames come with each chunk
 """
 
 import hashlib
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -87,6 +89,8 @@ class NoopEngine:
             os._exit(9)
         while params.get("hang_at") == index:
             time.sleep(60)
+        if params.get("hold_at") == index:
+            re.fullmatch("(a|aa)+", "a" * 100 + "b")  # for years, within one call that keeps the interpreter
         if params.get("fail_at") == index:
             self._worlds.pop(tick.session_id)
             raise RuntimeError("scripted failure")

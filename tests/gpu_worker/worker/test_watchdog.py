@@ -189,7 +189,7 @@ def environment(url: str, **more: str) -> dict[str, str]:
         "WORLDLINE_HEARTBEAT_MS": "200",
         "WORLDLINE_WORKER_LOST_AFTER_MS": "60000",
         "WORLDLINE_BLOCK_MS": "300",
-        "WORLDLINE_EXECUTION_LIMIT_MS": "1000",
+        "WORLDLINE_EXECUTION_LIMIT_MS": "2000",
     }
     return {"REDIS_URL": url, "PYTHONPATH": TESTS} | quick | more
 
@@ -226,7 +226,8 @@ def ignores_signals(pid: int) -> bool:
 
 HANGS = {
     "in a blocking call": ({"hang_at": 1}, {}),
-    "and lets nothing else run": ({}, {"WORLDLINE_FAILPOINTS": "worker.run.before=hang@3"}),
+    "and lets nothing else run": ({"hold_at": 1}, {}),
+    "before the model is called": ({}, {"WORLDLINE_FAILPOINTS": "worker.run.before=hang@3"}),
 }
 
 
