@@ -36,6 +36,11 @@ FRAMES_PER_CHUNK: Final = 3
 
 MAX_SCRIPT_FRAMES: Final = 4096
 
+POSES_PER_CHUNK: Final = 9
+"""Poses that a chunk goes along, one a pixel frame of its own; what a trajectory holds beyond them is not used."""
+
+_MAX_FLOAT32: Final = 3.4028234663852886e38
+
 HeldKeys = tuple[str, ...]
 """The keys that are down during one latent frame, in canonical order."""
 
@@ -166,6 +171,25 @@ def parse_trajectory(data: Mapping[str, Any]) -> CameraTrajectory:
             field="poses",
         )
     return CameraTrajectory(poses, intrinsics)
+
+
+def check_trajectory(data: Mapping[str, Any]) -> CameraTrajectory:
+    """A trajectory that a chunk can go along: long enough, of float32 numbers, and with focal lengths."""
+    trajectory = parse_trajectory(data)
+    if len(trajectory.poses) < POSES_PER_CHUNK:
+        raise InvalidArgumentError(
+            f"a trajectory needs at least {POSES_PER_CHUNK} poses a chunk, got {len(trajectory.poses)}",
+            field="poses",
+        )
+    for index, (pose, lens) in enumerate(zip(trajectory.poses, trajectory.intrinsics, strict=True)):
+        for name, numbers in (("poses", (number for row in pose for number in row)), ("intrinsics", lens)):
+            if any(abs(number) > _MAX_FLOAT32 for number in numbers):
+                where = f"{name}[{index}]"
+                raise InvalidArgumentError(f"{where} must hold finite float32 numbers", field=where)
+        if not all(lens[:2]):
+            where = f"intrinsics[{index}]"
+            raise InvalidArgumentError(f"{where}: fx and fy must not be 0", field=where)
+    return trajectory
 
 
 def check_camera_schema(schema: str) -> str:

@@ -30,9 +30,9 @@ from contracts.lingbot import (
     StateActions,
     actions_control,
     check_camera_schema,
+    check_trajectory,
     parse_actions,
     parse_keys,
-    parse_trajectory,
 )
 
 _FIELDS: Final = frozenset({"mode", "held", "script", "last_event_id"})
@@ -215,6 +215,6 @@ class LingBotCameraControlReducer:
 def _parse_camera(control: ARDiffusionControlInput) -> StateActions | ScriptActions | None:
     """The actions of a camera control; None for a trajectory, which is only checked."""
     if check_camera_schema(control.schema) == CAMERA_TRAJECTORY_SCHEMA:
-        parse_trajectory(control.data)
+        check_trajectory(control.data)
         return None
     return parse_actions(control.data)

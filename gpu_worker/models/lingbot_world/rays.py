@@ -59,10 +59,20 @@ def frame_steps(poses: Array, translation_scale: float | None = None) -> Array:
 
 def scaled_intrinsics(intrinsics: Array, height: int, width: int) -> Array:
     """[F, 4] for a picture of that size, from what refers to 832 x 480."""
-    scaled = intrinsics * np.array([width, height, width, height]) / _REFERENCE
-    if not scaled[:, :2].all():
-        raise InvalidArgumentError("intrinsics: fx and fy must not be 0", field="intrinsics")
+    sides = np.array([width, height], np.float64)
+    scaled = intrinsics * np.tile(sides, 2) / _REFERENCE
+    # The largest (x - cx) / fx of the picture: what is that far from the axis has no direction in float32.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = (np.abs(scaled[:, 2:]) + sides) / np.abs(scaled[:, :2])
+    if not (slopes < _MAX_SLOPE).all():
+        raise InvalidArgumentError(
+            "intrinsics: fx and fy must not be 0, nor next to nothing beside the picture", field="intrinsics"
+        )
     return scaled
+
+
+_MAX_SLOPE: Final = 1e18
+"""Its square is still a float32."""
 
 
 _REFERENCE: Final[NDArray[np.float64]] = np.array(

@@ -14,9 +14,16 @@ from contracts.events import MAX_EVENT_BYTES, ARDiffusionControlInput, ARDiffusi
 from contracts.lingbot import MAX_SCRIPT_FRAMES
 
 IDENTITY = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-TRAJECTORY = ARDiffusionControlInput(
-    "camera", "lingbot.camera_trajectory.v1", {"poses": [IDENTITY], "intrinsics": [[500, 500, 416, 240]]}
-)
+LENS = [500, 500, 416, 240]
+
+
+def trajectory(poses: int = 9, lens: Any = LENS, pose: Any = IDENTITY) -> ARDiffusionControlInput:
+    """Eight still poses with good lenses, and then one that may be neither."""
+    last = {"poses": [IDENTITY] * (poses - 1) + [pose], "intrinsics": [LENS] * (poses - 1) + [lens]}
+    return ARDiffusionControlInput("camera", "lingbot.camera_trajectory.v1", last)
+
+
+TRAJECTORY = trajectory()
 NEUTRAL: list[list[str]] = [[], [], []]
 
 
@@ -285,6 +292,11 @@ def test_commit_takes_what_prepare_returned(world: World, prepared: Any) -> None
         (actions(mode="script", frames=[]), "1 to 4096"),
         (ARDiffusionControlInput("camera", "other.v1", {}), "lingbot.camera_actions.v1"),
         (ARDiffusionControlInput("camera", "lingbot.camera_trajectory.v1", {}), "poses"),
+        (trajectory(8), "at least 9 poses a chunk, got 8"),
+        (trajectory(lens=[0, 500, 416, 240]), r"intrinsics\[8\]: fx and fy"),
+        (trajectory(lens=[500, 0.0, 416, 240]), r"intrinsics\[8\]: fx and fy"),
+        (trajectory(lens=[500, 500, 1e39, 240]), r"intrinsics\[8\] must hold finite float32"),
+        (trajectory(pose=[*IDENTITY[:3], [0, 0, -1e39, 1]]), r"poses\[8\] must hold finite float32"),
     ],
 )
 def test_check_stops_what_prepare_would_not_understand(

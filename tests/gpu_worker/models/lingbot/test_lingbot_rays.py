@@ -133,11 +133,28 @@ def test_intrinsics_scale_with_the_picture() -> None:
     assert scaled_intrinsics(np.array([[832.0, 480, 416, 240]]), 240, 416).tolist() == [[416, 240, 208, 120]]
 
 
-@pytest.mark.parametrize("intrinsics", [(0.0, 1.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0)])
-def test_a_focal_length_of_zero_is_refused(intrinsics: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    "intrinsics",
+    [
+        (0.0, 1.0, 0.0, 0.0),
+        (1.0, 0.0, 0.0, 0.0),
+        (0.0, 1.0, -8.0, 0.0),
+        (1e-40, 1.0, 0.0, 0.0),
+        (1.0, -1e-30, 0.0, 0.0),
+        (1.0, 1.0, 3e38, 0.0),
+    ],
+)
+def test_a_focal_length_of_nothing_is_refused(intrinsics: tuple[float, ...]) -> None:
     with pytest.raises(InvalidArgumentError, match="fx and fy") as caught:
         pluecker_rays(still(intrinsics), 8, 8)
     assert caught.value.field == "intrinsics"
+
+
+@pytest.mark.parametrize("focal", [1e-14, -1e-14, 1e30])
+def test_whatever_focal_length_is_taken_gives_unit_directions(focal: float) -> None:
+    rays = pluecker_rays(still((focal, focal, 416.0, 240.0)), 8, 8)
+
+    assert torch.allclose(rays[:, 3:].norm(dim=1), torch.ones(1))
 
 
 def test_folding_puts_eight_by_eight_pixels_into_the_channels() -> None:

@@ -67,6 +67,9 @@ AT_THE_DOOR: list[tuple[dict[str, Any], str]] = [
     (with_data(along(EYES, LENSES), intrinsics=[[True, 500, 416, 240]] * 9), "numbers only"),
     (with_data(along(EYES, LENSES), poses="none"), "must be a list"),
     (with_data(along(EYES, LENSES), fps=16), "unknown field 'fps'"),
+    (along(EYES[:3], LENSES[:3]), "at least 9 poses a chunk, got 3"),
+    (along(EYES, 0 * LENSES), "fx and fy must not be 0"),
+    (along(EYES * 1e39, LENSES), "must hold finite float32 numbers"),
 ]
 
 
@@ -133,9 +136,6 @@ BY_THE_MODEL: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
     ("a foreign file", {"images": ["file:///etc/hostname"]}, WALK, "redis:<key>"),
     ("a path without a folder", {"images": ["x.png"]}, WALK, "lingbot_action_root"),
     ("no camera", IMAGE, [], "exactly one camera control"),
-    ("too few poses", IMAGE, [along(EYES[:3], LENSES[:3])], "at least 9 poses, got 3"),
-    ("no focal length", IMAGE, [along(EYES, 0 * LENSES)], "fx and fy"),
-    ("beyond float32", IMAGE, [along(EYES * 1e39, LENSES)], "poses must be finite float32"),
     ("steps", IMAGE | {"num_inference_steps": 8}, WALK, "num_inference_steps must be 4"),
     ("steps as text", IMAGE | {"num_inference_steps": "4"}, WALK, "num_inference_steps must be 4"),
     ("length", IMAGE | {"max_sequence_length": 256}, WALK, "max_sequence_length must be 512"),
@@ -171,6 +171,10 @@ WITHOUT_THE_DOOR: list[tuple[str, dict[str, Any], str]] = [
     ("another key", actions(mode="frames", frames=[["x"], [], []]), "W/A/S/D/I/J/K/L"),
     ("another schema", {"track": "camera", "schema": "other.v1", "data": {}}, "lingbot.camera_actions.v1"),
     ("unequal lengths", along(EYES, LENSES[:8]), "equal, positive length"),
+    ("too few poses", along(EYES[:3], LENSES[:3]), "at least 9 poses, got 3"),
+    ("no focal length", along(EYES, 0 * LENSES), "fx and fy"),
+    ("hardly a focal length", along(EYES, 1e-40 * LENSES), "fx and fy"),
+    ("beyond float32", along(EYES * 1e39, LENSES), "poses must be finite float32"),
     ("another track", {"track": "joystick", "schema": "any.v1", "data": {}}, "exactly one camera control"),
 ]
 
