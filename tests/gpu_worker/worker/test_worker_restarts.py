@@ -288,6 +288,26 @@ async def test_a_request_stream_of_the_wrong_type_is_said_with_its_key(
         await start_worker()
 
 
+async def test_a_worker_that_can_not_renew_its_name_reads_nothing(
+    host: FakeHost, start_worker: WorkerRunner
+) -> None:
+    # Given a worker whose name can't be renewed for longer than it lasts
+    await start_worker(heartbeat_ms=50, block_ms=100)
+    world = await host.create("world-1")
+    await host.client.delete(host.worker.info)
+    await host.client.set(host.worker.info, "not ours")
+    await asyncio.sleep(1.0)
+
+    # When a request comes, Then it is left to whoever may have the name now
+    await host.send(world.tick())
+    await asyncio.sleep(0.5)
+    assert (await host.client.xpending(host.worker.requests, "worker"))["pending"] == 0
+
+    # And it is run once the name is there again
+    await host.client.delete(host.worker.info)
+    assert (await host.reply()).output is not None
+
+
 # ------------------------------------------------------------------------------------------------ passed over at the start
 async def test_a_session_whose_last_chunk_was_committed_after_the_announcement_is_told_later(
     host: FakeHost, start_worker: WorkerRunner
