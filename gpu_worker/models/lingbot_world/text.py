@@ -12,6 +12,7 @@ from gpu_worker.models.lingbot_world.spec import TEXT_TOKENS
 from gpu_worker.models.lingbot_world.weights import Checkpoint, fill_module
 
 REMEMBERED: Final = 4
+TOKENIZER_FILE: Final = "tokenizer.json"
 
 
 def normalised(prompt: object) -> str:
@@ -48,14 +49,22 @@ class TextEncoder:
             raise ConfigurationError(
                 f"lingbot-world needs the extra worldline[lingbot]: {error}", field="model"
             ) from error
-        config = UMT5Config.from_dict(dict(checkpoint.config("text_encoder")))
+        try:
+            config = UMT5Config.from_dict(dict(checkpoint.config("text_encoder")))
+            with torch.device("meta"):
+                model = UMT5EncoderModel(config)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the library raises whatever its checks do
+            raise ConfigurationError(
+                f"text_encoder/config.json is no configuration of UMT5: {type(error).__name__}",
+                field="text_encoder/config.json",
+            ) from None
         if config.d_model != text_dim:
             raise ConfigurationError(
                 f"the text encoder's d_model must be {text_dim}, the checkpoint says {config.d_model!r:.80}",
                 field="d_model",
             )
-        with torch.device("meta"):
-            model = UMT5EncoderModel(config)
         fill_module(
             model,
             checkpoint.weights("text_encoder"),
@@ -64,6 +73,9 @@ class TextEncoder:
             dtype=dtype,
             tied={"encoder.embed_tokens.weight": "shared.weight"},
         )
+        if not (checkpoint.folder("tokenizer") / TOKENIZER_FILE).is_file():
+            # The library would make one up, which knows no word.
+            raise ConfigurationError(f"tokenizer/{TOKENIZER_FILE} is missing", field="tokenizer")
         try:
             tokenizer = T5TokenizerFast.from_pretrained(
                 str(checkpoint.folder("tokenizer")), local_files_only=True

@@ -22,6 +22,7 @@ LATENT_PIXEL: Final = 8
 PICTURE_CHANNELS: Final = 3
 
 _FIXED: Final[tuple[tuple[str, object], ...]] = (
+    ("_class_name", "AutoencoderKLWan"),
     ("attn_scales", []),
     ("dropout", 0.0),
     ("is_residual", False),
@@ -86,11 +87,14 @@ class LatentScale:
         """The checkpoint's; ConfigurationError unless there is one positive deviation and one mean a channel."""
         parts = []
         for name in ("latents_mean", "latents_std"):
-            values = torch.tensor(list(getattr(vae.config, name)), dtype=torch.float32, device=device)
-            if values.shape != (vae.config.z_dim,) or not bool(values.isfinite().all()):
-                raise ConfigurationError(
-                    f"the VAE's {name} must be {vae.config.z_dim} finite numbers", field=name
-                )
+            numbers, count = getattr(vae.config, name), vae.config.z_dim
+            kind = ConfigurationError(f"the VAE's {name} must be {count} finite numbers", field=name)
+            try:
+                values = torch.tensor(list(numbers), dtype=torch.float32, device=device)
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                raise kind from None
+            if values.shape != (count,) or not bool(values.isfinite().all()):
+                raise kind
             parts.append(values.view(1, -1, 1, 1, 1))
         if not bool((parts[1] > 0).all()):
             raise ConfigurationError("the VAE's latents_std must be positive", field="latents_std")

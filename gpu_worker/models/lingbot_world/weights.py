@@ -35,6 +35,7 @@ COMPONENTS: Final[Mapping[str, str]] = {
 _STEMS: Final = {"text_encoder": "model"}
 _STEM: Final = "diffusion_pytorch_model"
 _MOST_JSON_BYTES: Final = 64 << 20
+_WEIGHT_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Checkpoint:
@@ -90,7 +91,7 @@ class Checkpoint:
                 for name in sorted(held ^ (held if names is None else names)):
                     raise ConfigurationError(f"{file} and its index disagree about {name:.120}", field=name)
                 for name in sorted(held):
-                    yield name, opened.get_tensor(name)
+                    yield name, _checked_type(name, opened.get_tensor(name))
         except OSError:
             raise ConfigurationError(f"{file} is missing or can't be read", field=file) from None
         except safetensors.SafetensorError:
@@ -116,13 +117,27 @@ class Checkpoint:
             )
 
 
+def _checked_type(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    # Anything else would be cast without complaint: quantised weights lose their scale, complex ones half of themselves.
+    if tensor.dtype not in _WEIGHT_TYPES:
+        raise ConfigurationError(
+            f"weight {name:.120} must be of floating point numbers, got {tensor.dtype}", field=name[:120]
+        )
+    return tensor
+
+
 def _shards(index: str, weight_map: object) -> dict[str, set[str]]:
     """Names by shard; ConfigurationError for an index that is none, or that leads out of its folder."""
     shards: dict[str, set[str]] = {}
     if not isinstance(weight_map, Mapping) or not weight_map:
         raise ConfigurationError(f"{index} has no weight_map", field="weight_map")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or shard == "..":
+        if (
+            not isinstance(shard, str)
+            or not shard.isprintable()
+            or Path(shard).name != shard
+            or shard == ".."
+        ):
             raise ConfigurationError(
                 f"{index}: the file of {name!r:.120} must be a plain name", field="weight_map"
             )

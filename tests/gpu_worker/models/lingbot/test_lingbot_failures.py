@@ -140,6 +140,14 @@ def test_a_lost_decoder_history_is_told() -> None:
         bare.tick(1)
 
 
+def test_pictures_after_a_chunk_without_them_are_refused() -> None:
+    bare = Bare()
+    bare.tick(0)
+    bare.tick(1, params={"output_type": "latent"})
+    with pytest.raises(ModelError, match="lost this world's history"):
+        bare.tick(2)
+
+
 def test_a_prompt_that_could_not_be_built_is_built_again() -> None:
     bare, untouched = Bare(), Bare()
     for world in (bare, untouched):
@@ -301,9 +309,43 @@ def drop_weight(folder: Path) -> None:
     write_shards(folder / "transformer", "diffusion_pytorch_model", weights, 2)
 
 
+def changed(file: str, **changes: Any) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        change_json(folder / file, **changes)
+
+    return spoil
+
+
+def lose_tokens(folder: Path) -> None:
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+
+
+def quantise(kind: torch.dtype) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        weights = random_weights(tiny_model())
+        weights["head.head.weight"] = weights["head.head.weight"].to(kind)
+        write_shards(folder / "transformer", "diffusion_pytorch_model", weights, 2)
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     ("spoil", "field"),
     [
+        (changed("vae/config.json", _class_name="AutoencoderKL"), "_class_name"),
+        (changed("vae/config.json", latents_mean="none"), "latents_mean"),
+        (changed("vae/config.json", latents_mean=None), "latents_mean"),
+        (changed("vae/config.json", latents_std=["1.0"] * 16), "latents_std"),
+        (changed("vae/config.json", latents_std=[1.0] * 15), "latents_std"),
+        (changed("vae/config.json", latents_std=[10**400] * 16), "latents_std"),
+        (changed("text_encoder/config.json", d_model=12), "d_model"),
+        (changed("text_encoder/config.json", num_layers="two"), "text_encoder/config.json"),
+        (changed("text_encoder/config.json", feed_forward_proj="dance"), "text_encoder/config.json"),
+        (changed("text_encoder/config.json", vocab_size=-1), "text_encoder/config.json"),
+        (lose_tokens, "tokenizer"),
+        (quantise(torch.int8), "head.head.weight"),
+        (quantise(torch.float8_e4m3fn), "head.head.weight"),
+        (quantise(torch.complex64), "head.head.weight"),
         (spoil_transformer_config, "sink_size"),
         (spoil_vae_config, "dim_mult"),
         (spoil_scheduler_config, "prediction_type"),

@@ -105,6 +105,10 @@ def climb(folder: Path) -> None:
     change_json(folder / "transformer" / INDEX, weight_map={"head.modulation": "../vae/x.safetensors"})
 
 
+def no_file_name(folder: Path) -> None:
+    change_json(folder / "transformer" / INDEX, weight_map={"head.modulation": "\ud800.safetensors"})
+
+
 def empty_index(folder: Path) -> None:
     change_json(folder / "transformer" / INDEX, weight_map={})
 
@@ -124,6 +128,7 @@ def no_json(folder: Path) -> None:
         (damage_shard, f"transformer/{SHARD}"),
         (move_weight, "blocks.0.modulation"),
         (climb, "weight_map"),
+        (no_file_name, "weight_map"),
         (empty_index, "weight_map"),
         (no_index, "transformer/diffusion_pytorch_model.safetensors"),
         (no_json, f"transformer/{INDEX}"),
