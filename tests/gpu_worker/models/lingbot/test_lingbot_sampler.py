@@ -107,6 +107,18 @@ def test_noise_is_drawn_once_to_begin_with_and_three_times_after() -> None:
     assert torch.equal(following, torch.randn(3, generator=reference))
 
 
+def test_noise_and_latents_are_float32_whatever_the_model_computes_in() -> None:
+    flow = RecordingFlow(0.0)
+    block_in_the_making = made(flow, CONDITION.bfloat16())
+    assert torch.equal(block_in_the_making.latents, noises()[0])
+
+    latents = block_in_the_making.run()
+
+    assert latents.dtype == torch.float32
+    assert {model_input.dtype for model_input in flow.inputs} == {torch.bfloat16}
+    assert torch.equal(latents, made(RecordingFlow(0.0)).run())
+
+
 def test_a_generator_restored_from_its_state_draws_on_as_if_it_had_never_stopped() -> None:
     def model(model_input: torch.Tensor, timestep: float, *, update_cache: bool) -> torch.Tensor:
         return model_input[:, :16].tanh()

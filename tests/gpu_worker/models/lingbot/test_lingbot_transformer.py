@@ -296,6 +296,29 @@ def test_a_forward_equals_the_formulas_with_and_without_a_past(blocks: int, time
             kept[layer] += zip(np.split(k, 3), np.split(v, 3), strict=True)
 
 
+def test_every_norm_has_the_eps_of_the_configuration() -> None:
+    wide = replace(TINY, eps=0.5)  # 1e-6 is lost beside the variance of random tokens
+    model = tiny_model(wide)
+
+    found = run(model, tiny_past(), 0, update=False)
+
+    nothing = np.zeros((0, wide.num_attention_heads, wide.attention_head_dim))
+    expected, _ = oracle.forward(
+        arrays(model),
+        full_latents()[0].double().numpy(),
+        500.0,
+        camera=random_camera(seed=5)[0].double().numpy(),
+        text=random_text()[0].double().numpy(),
+        start_frame=0,
+        past=[(nothing, nothing)] * wide.num_layers,
+        layers=wide.num_layers,
+        heads=wide.num_attention_heads,
+        freq_dim=wide.freq_dim,
+        eps=wide.eps,
+    )
+    np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-5)
+
+
 def _visible(frames: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """What a block of three sees of the frames before it: all of up to 15, else the first 9 and the last 6."""
     seen = frames if len(frames) <= 15 else frames[:9] + frames[-6:]

@@ -135,6 +135,40 @@ def test_the_published_vae_keeps_the_published_bytes() -> None:
     assert history_bytes(made) == charged.decoder_history == 1_888_573_440
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "at_rest"),
+    [
+        (1.0, 1.0, True),
+        (1.0, 1 + 2**-23, False),
+        (0.0, 1e-45, False),
+        (0.0, -0.0, False),
+        (float("nan"), float("nan"), True),
+    ],
+)
+def test_a_history_rests_when_no_bit_of_it_changes(
+    before: float, after: float, at_rest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streaming = encoder()
+    history = list(encode(streaming, 1)[0].history)
+    first = next(index for index, slot in enumerate(history) if isinstance(slot, torch.Tensor))
+
+    def with_first(value: float) -> torch.Tensor:
+        slot = history[first]
+        assert isinstance(slot, torch.Tensor)
+        changed = slot.clone()
+        changed.view(-1)[3] = value
+        return changed
+
+    def call(_frames: torch.Tensor, seen: list[Slot]) -> torch.Tensor:
+        seen[first] = with_first(after)
+        return torch.zeros(1, 32, 1, 2, 2)
+
+    monkeypatch.setattr(streaming, "_call", call)
+    state = EncoderState((*history[:first], with_first(before), *history[first + 1 :]))
+
+    assert (streaming.encode(3, SIDE, SIDE, state=state).settle().condition is not None) == at_rest
+
+
 def test_the_encoder_rests_once_its_history_does_and_no_bit_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     vae = AutoencoderKLWan.from_config(VAE_CONFIG).eval()
     vae.load_state_dict(tiny_vae().state_dict())
