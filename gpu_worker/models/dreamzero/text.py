@@ -45,7 +45,7 @@ def text_model(geometry: TextGeometry, dim: int) -> nn.Module:
         from transformers import UMT5Config, UMT5EncoderModel
     except ImportError as error:
         raise ConfigurationError(
-            f"dreamzero needs the extra worldline[lingbot]: {error}", field="model"
+            f"dreamzero needs the extra worldline[dreamzero]: {error}", field="model"
         ) from error
     config = UMT5Config(
         vocab_size=geometry.vocabulary,

@@ -40,7 +40,8 @@ def wan_vae_class() -> Any:
         from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
     except ImportError as error:
         raise ConfigurationError(
-            f"lingbot-world needs the extra worldline[lingbot]: {error}", field="model"
+            f"the Wan VAE needs diffusers, of the extra worldline[lingbot] or [dreamzero]: {error}",
+            field="model",
         ) from error
     return AutoencoderKLWan
 
