@@ -81,6 +81,11 @@ def test_a_pitch_step_beyond_85_degrees_is_dropped_not_shortened() -> None:
     assert left.pitch_deg == 80
 
 
+@pytest.mark.parametrize(("start", "key", "left"), [(81, "i", 85), (81.5, "i", 81.5), (-81, "k", -85)])
+def test_a_pitch_of_85_degrees_is_just_allowed(start: float, key: str, left: float) -> None:
+    assert moved(CameraState(pitch_deg=start), (key,)).pitch_deg == left
+
+
 def test_opposite_keys_cancel() -> None:
     poses, left = integrate(held("wsadikjl", "ws"))
 

@@ -185,9 +185,10 @@ def test_an_unknown_weight_is_a_key_error_that_names_it() -> None:
     assert caught.value.field == "blocks.0.more"
 
 
-def test_a_weight_of_another_shape_is_refused_by_name() -> None:
+@pytest.mark.parametrize("shape", [(3,), (1, 64), ()])
+def test_a_weight_of_another_shape_is_refused_by_name(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match="shape") as caught:
-        tiny_model().load_weights([("head.head.bias", torch.zeros(3))], device=CPU, dtype=torch.float32)
+        tiny_model().load_weights([("head.head.bias", torch.zeros(shape))], device=CPU, dtype=torch.float32)
     assert caught.value.field == "head.head.bias"
 
 

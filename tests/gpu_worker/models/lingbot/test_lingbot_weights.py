@@ -145,6 +145,7 @@ def test_damaged_weights_are_refused(folder: Path, spoil: Callable[[Path], None]
     [
         ("decoder.conv_in.bias", "missing"),
         ("decoder.conv_in.bias", "shape"),
+        ("decoder.conv_in.bias", "row"),
         ("decoder.conv_out.gamma", "unknown"),
     ],
 )
@@ -153,6 +154,8 @@ def test_names_and_shapes_are_strict(folder: Path, name: str, change: str) -> No
     weights = load_file(file)
     if change == "missing":
         del weights[name]
+    elif change == "row":
+        weights[name] = weights[name].unsqueeze(0)  # as many numbers
     else:
         weights[name] = torch.zeros(3)
     save_file(weights, file)
