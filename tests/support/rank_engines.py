@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from contracts.errors import ConfigurationError
-from gpu_worker.capability import DiffusionOutput
+from gpu_worker.capability import WARMUP_SESSION_ID, DiffusionOutput
 from gpu_worker.config import WorkerSettings
 from gpu_worker.engine import ARDiffusionEngine
 from gpu_worker.parallel.engine import LeadingEngine, Member, follow
@@ -30,15 +30,20 @@ class SharedPipeline(WarmingPipeline):
     fault = {"ranks": [1], "before": 1}      # before the second exchange
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    ar_diffusion_default_seed = 11
+
+    def __init__(self, ranks: Ranks, cold: int | None = None) -> None:
         super().__init__()
         self.ranks = ranks
+        self.cold = cold  # the rank that can't warm up
         self.before_output = self._exchange
 
     def _exchange(self) -> None:
         params = self.requests[-1].params
         assert params.get("images", [b"png"]) in ([b"png"], []), "images come as bytes"
         self.error = None
+        if self.cold == self.ranks.rank and self.requests[-1].tick.session_id == WARMUP_SESSION_ID:
+            raise Fault("told to stay cold")
         for number in range(2):
             self._fail_if_told(params, number)
             self.ranks.ulysses.gather(torch.ones(1, 1, 1))
@@ -100,9 +105,9 @@ class RecordingMember(Member):
             )
 
 
-def play(ranks: Ranks, script: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Rank 0 makes the calls of a script; each rank returns what it has recorded."""
-    pipeline = SharedPipeline(ranks)
+def play(ranks: Ranks, script: list[tuple[str, dict[str, Any]]], cold: int | None = None) -> dict[str, Any]:
+    """Rank 0 makes the calls of a script; each rank returns what it has recorded. `cold` can't warm up."""
+    pipeline = SharedPipeline(ranks, cold)
     runner = ARDiffusionModelRunner(
         pipeline, device=CPU, dtype=torch.float32, options=RunnerOptions(available_bytes=1 << 20)
     )
@@ -124,7 +129,12 @@ def _lead(member: Member, script: list[tuple[str, dict[str, Any]]]) -> dict[str,
     with Collectives() as crossed:
         outcomes = [outcome for name, arguments in script for outcome in _called(engine, name, arguments)]
         member.ranks.send(RankRequest(Order.STOP).encode())
-    return {"outcomes": outcomes, "evicted": evicted, "crossed": crossed.counts}
+    return {
+        "outcomes": outcomes,
+        "evicted": evicted,
+        "crossed": crossed.counts,
+        "default_seed": engine.default_seed,
+    }
 
 
 def _called(engine: LeadingEngine, name: str, arguments: dict[str, Any]) -> Iterator[Any]:

@@ -1,6 +1,9 @@
-"""Messages of given lengths from rank 0 to the others."""
+"""Messages from rank 0 to the others: of given lengths, and after given waits."""
 
 import random
+import time
+
+import torch
 
 from gpu_worker.parallel.ranks import Ranks
 
@@ -16,3 +19,15 @@ def exchange(ranks: Ranks, lengths: list[int]) -> list[tuple[int, int]]:
             assert ranks.receive() == expected
         found.append((length, ranks.calls["broadcast"] - before))
     return found
+
+
+def linger(ranks: Ranks, pause_s: float) -> float:
+    """What ranks exchange after waits for a request, and for one that is slow to start."""
+    if ranks.rank == 0:
+        time.sleep(pause_s)
+        ranks.send(b"at last")
+    else:
+        assert ranks.receive() == b"at last"
+        time.sleep(pause_s)
+    ranks.agree(None, patient=True)
+    return float(ranks.ulysses.gather(torch.ones(1, 1, 1)).sum())

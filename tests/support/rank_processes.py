@@ -20,9 +20,9 @@ PATIENCE_S = 100
 
 
 class RankProcesses:
-    """`degree` processes over gloo, one thread each."""
+    """`degree` processes over gloo, one thread each; `limit_s` is what they may differ by within a request."""
 
-    def __init__(self, degree: int) -> None:
+    def __init__(self, degree: int, limit_s: float = 30) -> None:
         context = mp.get_context("spawn")
         port = free_port()
         self.degree = degree
@@ -30,7 +30,7 @@ class RankProcesses:
         self._processes = []
         for rank in range(degree):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_main, args=(rank, degree, port, theirs), daemon=True)
+            process = context.Process(target=_main, args=(rank, degree, port, theirs, limit_s), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -60,7 +60,7 @@ class RankProcesses:
                 process.join()
 
 
-def _main(rank: int, degree: int, port: int, pipe: Connection) -> None:
+def _main(rank: int, degree: int, port: int, pipe: Connection, limit_s: float) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     import torch
 
@@ -68,7 +68,7 @@ def _main(rank: int, degree: int, port: int, pipe: Connection) -> None:
     from gpu_worker.parallel.ranks import Ranks
 
     torch.set_num_threads(1)
-    ranks = Ranks(Launch(rank, degree), torch.device("cpu"), limit_s=30)
+    ranks = Ranks(Launch(rank, degree), torch.device("cpu"), limit_s=limit_s)
     while True:
         try:
             job, arguments = pipe.recv()

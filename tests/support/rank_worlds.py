@@ -29,6 +29,12 @@ def settings_of(checkpoint: str, *, stepped: bool) -> WorkerSettings:
     )
 
 
+def planned(ranks: Ranks, checkpoint: str, memory: list[int]) -> dict[str, int]:
+    """The plan of a rank on whose device there is so much; the model as it was loaded."""
+    settings = settings_of(checkpoint, stepped=False).model_copy(update={"device_memory": memory[ranks.rank]})
+    return dict(make(settings, ranks).memory())
+
+
 def walk(engine: TickEngine, image: bytes, script: Sequence[Step]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Latents and pictures of each tick."""
     made, positions = [], dict[str, int]()

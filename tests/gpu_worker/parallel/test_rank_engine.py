@@ -43,6 +43,7 @@ def test_every_call_reaches_every_rank_and_takes_one_broadcast_and_one_agreement
     # Eight calls and the end; two comparisons; two exchanges in each of four chunks and two of the warm-up.
     assert first["crossed"] == {"broadcast_": 9, "allreduce_": 8 + 2, "allgather_": 2 * (4 + 2)}
     assert first["joined_again"] == 0
+    assert first["default_seed"] == 11, "what sessions that name none begin with, as on one device"
 
 
 def test_a_session_that_makes_room_goes_on_every_rank_and_rank_0_tells(two_ranks: RankProcesses) -> None:

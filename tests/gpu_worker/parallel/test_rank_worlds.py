@@ -30,6 +30,15 @@ def picture() -> bytes:
     return buffer.getvalue()
 
 
+def test_ranks_plan_with_the_least_memory_among_them(two_ranks: RankProcesses) -> None:
+    first, second = two_ranks.run(
+        "support.rank_worlds:planned", checkpoint=str(shared_checkpoint()), memory=[1 << 30, 1 << 29]
+    )
+
+    assert first == second
+    assert first["available_bytes"] == 1 << 29
+
+
 @pytest.mark.parametrize("stepped", [False, True])
 def test_two_ranks_make_the_worlds_of_one_process(two_ranks: RankProcesses, stepped: bool) -> None:
     checkpoint, image = str(shared_checkpoint()), picture()
