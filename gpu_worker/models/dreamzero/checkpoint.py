@@ -32,6 +32,7 @@ PREFIXES: Final[Mapping[str, str]] = {
 _WHOLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _MOST_JSON_BYTES: Final = 64 << 20
+_WEIGHT_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class DreamZeroCheckpoint:
@@ -96,7 +97,7 @@ class DreamZeroCheckpoint:
                 with safetensors.safe_open(self._root / file, framework="pt") as opened:
                     self._check_file(file, set(opened.keys()))
                     for name in wanted:
-                        yield name, opened.get_tensor(name)
+                        yield name, _checked_type(name, opened.get_tensor(name))
             except OSError:
                 raise ConfigurationError(f"{file} is missing or can't be read", field=file) from None
             except safetensors.SafetensorError:
@@ -121,8 +122,18 @@ class DreamZeroCheckpoint:
         if not isinstance(found, Mapping) or not found:
             raise ConfigurationError(f"{_INDEX} has no weight_map", field="weight_map")
         for name, file in found.items():
-            if not isinstance(file, str) or Path(file).name != file or file == "..":
+            plain = isinstance(file, str) and file.isprintable() and Path(file).name == file
+            if not plain or file == "..":
                 raise ConfigurationError(
                     f"{_INDEX}: the file of {name!r:.120} must be a plain name", field="weight_map"
                 )
         return dict(found)
+
+
+def _checked_type(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    # Others would be cast without complaint, and quantised weights mean nothing without their scale.
+    if tensor.dtype not in _WEIGHT_TYPES:
+        raise ConfigurationError(
+            f"weight {name:.120} must be of floating point numbers, got {tensor.dtype}", field=name[:120]
+        )
+    return tensor

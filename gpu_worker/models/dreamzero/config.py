@@ -261,6 +261,12 @@ class DreamZeroTopology:
     width: int = 640
 
     def __post_init__(self) -> None:
+        for name, side, tokens in (("height", self.height, PATCH[1]), ("width", self.width, PATCH[2])):
+            if side % (_LATENT_PIXEL * tokens):
+                raise ConfigurationError(
+                    f"the stitched picture's {name} must be a multiple of {_LATENT_PIXEL * tokens}, got {side}",
+                    field="view_size",
+                )
         tokens = math.prod(self.latent_size) // math.prod(PATCH)
         if tokens != self.head.transformer.frame_seqlen:
             raise ConfigurationError(

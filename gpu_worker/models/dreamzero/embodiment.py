@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -195,6 +196,8 @@ def _parts(raw: Mapping[str, Any], field: str, statistics: Mapping[str, Any]) ->
         )
         if len(low) != len(high) or any(a > b for a, b in zip(low, high, strict=True)):
             raise ConfigurationError(f"{where}: q01 must be at most q99, and as long", field=where)
+        if not all(math.isfinite(b - a) for a, b in zip(low, high, strict=True)):
+            raise ConfigurationError(f"{where}: q01 and q99 are too far apart", field=where)
         parts.append(Part(name, low, high))
     return tuple(parts)
 

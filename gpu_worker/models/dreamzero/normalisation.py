@@ -7,12 +7,16 @@ action   (a + 1) / 2 (q99 - q01) + q01; relative parts have the robot's own stat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import InvalidArgumentError
 from gpu_worker.models.dreamzero.embodiment import Embodiment, Part
+
+_MOST: Final = float(np.finfo(np.float32).max) / 2
+"""Of a state's number; an action is added to it."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -32,6 +36,10 @@ def raw_state(parts: Mapping[str, Sequence[float]], embodiment: Embodiment) -> N
         if found != part.width:
             raise InvalidArgumentError(
                 f"state.{part.name} must have {part.width} numbers, got {found}", field=f"state.{part.name}"
+            )
+        if max(map(abs, parts[part.name])) > _MOST:  # actions that start from there are float32
+            raise InvalidArgumentError(
+                f"state.{part.name} must be numbers within float32", field=f"state.{part.name}"
             )
     return np.concatenate([np.asarray(parts[part.name], np.float64) for part in embodiment.state])
 

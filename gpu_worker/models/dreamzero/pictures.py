@@ -28,6 +28,8 @@ MIN_SIDE: Final = 2
 
 FORMATS: Final = ("BMP", "JPEG", "PNG", "WEBP")
 CROP: Final = 0.95
+_DEEP: Final = ("I", "F")
+"""First letters of Pillow's modes of more than 8 bits a value: 16 bit grey, and what PIL images may be."""
 
 Picture = npt.NDArray[np.uint8]
 """uint8 [height, width, 3]."""
@@ -41,7 +43,7 @@ def decode_picture(source: object, field: str) -> Picture:
         field: its name, in messages.
 
     Raises:
-        InvalidArgumentError: it is nothing of that, can't be decoded, or is too large or too small.
+        InvalidArgumentError: it is nothing of that, can't be decoded, is too large or too small, or has grey of 16 bits.
     """
     if isinstance(source, np.ndarray | torch.Tensor):
         return _checked_array(np.asarray(source), field)
@@ -58,6 +60,8 @@ def decode_picture(source: object, field: str) -> Picture:
                 source if isinstance(source, Image.Image) else Image.open(io.BytesIO(source), formats=FORMATS)
             )
         _check_size(image.height, image.width, field)
+        if image.mode.startswith(_DEEP):  # it would become white wherever a value is above 255
+            raise InvalidArgumentError(f"{field} must have 8 bits a value, not more", field=field)
         return np.array(image.convert("RGB"))
     except WorldlineError:
         raise

@@ -134,6 +134,8 @@ WRONG_EMBODIMENT: list[tuple[str, Raw]] = [
     ("relative", {"relative": ["torso"]}),
     ("relative", {"relative": ["gripper_position"], "state": ["joint_position"]}),
     ("frame_seqlen", {"view_size": [16, 16]}),
+    ("view_size", {"view_size": [17, 24]}),
+    ("view_size", {"view_size": [16, 25]}),
     ("colour", {"colour": "red"}),
 ]
 
@@ -145,6 +147,61 @@ def test_a_field_that_is_wrong_is_named(tmp_path: Path, field: str, changes: Raw
         changes = {"topology": raw["topology"] | changes["topology"]}
     with pytest.raises(ConfigurationError) as caught:
         Deployment.load(written(tmp_path, raw | changes))
+    assert caught.value.field == field
+
+
+IMPOSSIBLE: list[tuple[str, Raw]] = [
+    ("model_type", {"transformer": {"model_type": "t2v"}}),
+    ("in_dim", {"transformer": {"in_dim": 32}}),
+    ("out_dim", {"transformer": {"out_dim": 8}}),
+    ("num_heads", {"transformer": {"num_heads": 5}}),
+    ("num_heads", {"transformer": {"num_heads": 8}}),
+    ("freq_dim", {"transformer": {"freq_dim": 9}}),
+    ("num_state_per_block", {"transformer": {"num_state_per_block": 3}}),
+    ("num_state_per_block", {"transformer": {"num_state_per_block": 8}}),
+    ("action_horizon", {"action_horizon": 3}),
+    ("action_dim", {"action_dim": 11}),
+    ("num_frames", {"num_frames": 32}),
+    ("num_frame_per_block", {"num_frame_per_block": 9}),
+]
+"""Sizes of the action head that contradict each other or the code, though the checkpoint's configuration says the same."""
+
+
+@pytest.mark.parametrize(("field", "changes"), IMPOSSIBLE)
+def test_sizes_that_nothing_could_run_with_are_refused_at_the_start(
+    tmp_path: Path, field: str, changes: Raw
+) -> None:
+    raw, config = deployment(), published_config()
+    said = config["action_head_cfg"]["config"]
+    transformer = changes.get("transformer", {})
+    said |= {name: value for name, value in changes.items() if name != "transformer"}
+    said["diffusion_model_cfg"] |= transformer
+    head = raw["topology"]["head"]
+    raw["topology"]["head"] = head | changes | {"transformer": head["transformer"] | transformer}
+    folder = written(tmp_path, raw)
+    write_json(folder / "config.json", config)
+    with pytest.raises(ConfigurationError, match=f"^topology: {field} must") as caught:
+        Deployment.load(folder)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "part", "changes"),
+    [
+        ("heads", "clip", {"heads": 3}),
+        ("z", "vae", {"z": 8}),
+        ("mult", "vae", {"mult": [1, 1, 1]}),
+        ("temporal_downsample", "vae", {"temporal_downsample": [True, True]}),
+        ("temporal_downsample", "vae", {"temporal_downsample": [True, True, True]}),
+    ],
+)
+def test_an_encoder_that_nothing_could_run_with_is_refused_at_the_start(
+    tmp_path: Path, field: str, part: str, changes: Raw
+) -> None:
+    raw = deployment()
+    raw["topology"][part] = raw["topology"][part] | changes
+    with pytest.raises(ConfigurationError, match=f"^topology: {field} must") as caught:
+        Deployment.load(written(tmp_path, raw))
     assert caught.value.field == field
 
 
@@ -167,6 +224,7 @@ def test_a_field_of_the_embodiment_that_is_wrong_is_named(tmp_path: Path, field:
         ({"q01": [True], "q99": [1.0]}, "finite numbers"),
         ({"q01": ["0"], "q99": [1.0]}, "finite numbers"),
         ({"q01": [0.0], "q99": [10**400]}, "finite numbers"),
+        ({"q01": [-1e308], "q99": [1e308]}, "too far apart"),
         ([0.0, 1.0], "object"),
     ],
 )

@@ -39,9 +39,12 @@ def test_a_state_is_put_together_in_the_models_order() -> None:
         ({"joint_position": (1, 2), "gripper_position": (0,)}, "state.joint_position"),
         ({"joint_position": (1, 2, 3, 4), "gripper_position": (0,)}, "state.joint_position"),
         ({"joint_position": (1, 2, 3), "gripper_position": (0,), "torso": (1,)}, "state.torso"),
+        ({"joint_position": (1, -1e300, 3), "gripper_position": (0,)}, "state.joint_position"),
     ],
 )
-def test_a_part_that_is_missing_unknown_or_of_the_wrong_length_is_named(parts: Any, field: str) -> None:
+def test_a_part_that_is_missing_unknown_too_large_or_of_the_wrong_length_is_named(
+    parts: Any, field: str
+) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         raw_state(parts, robot())
     assert caught.value.field == field

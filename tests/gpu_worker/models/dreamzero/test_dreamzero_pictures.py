@@ -2,6 +2,8 @@
 
 import io
 import math
+import struct
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -133,9 +135,27 @@ def test_a_file_with_too_many_bytes_is_refused_before_it_is_opened(monkeypatch: 
 
 
 def test_a_decompression_bomb_is_too_large() -> None:
-    header = encoded(Image.new("1", (40_000, 30_000)))
-    with pytest.raises(InvalidArgumentError, match="too large"):
-        decode_picture(header, "images.left")
+    small = encoded(Image.new("1", (8, 8)))
+    head = (
+        b"IHDR" + struct.pack(">II", 40_000, 30_000) + small[24:29]
+    )  # what a file says of itself, before any pixel
+    bomb = small[:12] + head + struct.pack(">I", zlib.crc32(head)) + small[33:]
+    with pytest.raises(InvalidArgumentError, match="too large: at most"):
+        decode_picture(bomb, "images.left")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        encoded(Image.fromarray(np.full((8, 8), 300, np.uint16))),
+        Image.new("I", (8, 8)),
+        Image.new("F", (8, 8)),
+    ],
+)
+def test_a_picture_of_more_than_8_bits_a_value_is_refused_and_not_made_white(source: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"images.depth must have 8 bits") as caught:
+        decode_picture(source, "images.depth")
+    assert caught.value.field == "images.depth"
 
 
 def test_a_picture_of_which_nothing_is_left_in_the_middle_is_too_small() -> None:

@@ -189,6 +189,18 @@ def test_a_weight_is_refused_by_its_published_name(folder: Path, name: str, what
     assert name in error.message
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_a_weight_of_another_type_is_refused_by_its_published_name(folder: Path, dtype: torch.dtype) -> None:
+    weights, name = published_weights(), f"{MODEL}blocks.1.ffn.0.weight"
+    weights[name] = torch.zeros(weights[name].shape).to(dtype)
+    write_shards(folder, "model", weights, 2)
+
+    error = refused(lambda: load(folder))
+
+    assert error.field == name
+    assert "floating point" in error.message
+
+
 @pytest.mark.parametrize("prefix", PREFIXES.values())
 def test_a_weight_that_nobody_knows_is_refused_by_its_name(folder: Path, prefix: str) -> None:
     write_shards(folder, "model", published_weights() | {f"{prefix}more.weight": torch.zeros(1)}, 2)
@@ -225,6 +237,11 @@ def climb(folder: Path) -> None:
     change_json(folder / INDEX, weight_map=index | {f"{MODEL}head.modulation": "../x.safetensors"})
 
 
+def control_characters(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())["weight_map"]
+    change_json(folder / INDEX, weight_map=index | {f"{MODEL}head.modulation": "x\0.safetensors"})
+
+
 def move_weight(folder: Path) -> None:
     index = json.loads((folder / INDEX).read_text())["weight_map"]
     index[f"{MODEL}head.modulation"] = next(
@@ -259,6 +276,7 @@ def no_config(folder: Path) -> None:
         (drop_shard, SHARD),
         (damage_shard, SHARD),
         (climb, "weight_map"),
+        (control_characters, "weight_map"),
         (move_weight, f"{MODEL}head.modulation"),
         (empty_index, "weight_map"),
         (no_index, "model.safetensors"),
