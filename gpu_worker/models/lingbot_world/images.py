@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 
 from contracts.errors import ConfigurationError, InvalidArgumentError, WorldlineError
 from gpu_worker.models.lingbot_world.trusted_root import TrustedRoot
@@ -39,8 +39,8 @@ def first_image(source: object, height: int, width: int, *, root: TrustedRoot | 
     """The image at the size of the pictures, resized without regard to its shape.
 
     Args:
-        source: a PIL image; bytes of a file; a tensor [3, H, W] or [1, 3, H, W] with values in [0, 1], [0, 255] or
-            [-1, 1]; or a path beneath the root.
+        source: a PIL image; bytes of a file, which is turned upright as its EXIF data say; a tensor [3, H, W] or
+            [1, 3, H, W] with values in [0, 1], [0, 255] or [-1, 1]; or a path beneath the root.
         height, width: of the result, in pixels.
         root: None where the deployment trusts no folder.
 
@@ -87,11 +87,28 @@ def _decoded(
             )
         if not 0 < image.width * image.height <= MAX_PIXELS:
             raise InvalidArgumentError(_UNREADABLE, field=FIELD)
-        return np.array(image.convert("RGB"))
+        return _rgb(image if isinstance(source, Image.Image) else _upright(image))
     except WorldlineError:
         raise
     except Exception:  # noqa: BLE001 - a decoder raises whatever it likes, and what it says is about our libraries
         raise InvalidArgumentError(_UNREADABLE, field=FIELD) from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # noqa: BLE001 - odd EXIF data are no reason; what can't be decoded fails again right after
+        return image
+
+
+def _rgb(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """uint8 [H, W, 3]; 16 bits of grey are scaled, since Pillow would cut them off at 255."""
+    if image.mode in ("I", "F"):  # nobody knows where their white is
+        raise InvalidArgumentError(_UNREADABLE, field=FIELD)
+    if image.mode.startswith("I;16"):
+        grey = (np.asarray(image).astype(np.uint32) + 128) // 257
+        return np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
+    return np.array(image.convert("RGB"))
 
 
 def _scaled(image: torch.Tensor) -> torch.Tensor:

@@ -125,9 +125,9 @@ def picture(width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
     return Image.fromarray(values.numpy())
 
 
-def stored(image: Image.Image, kind: str = "PNG") -> bytes:
+def stored(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, kind)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
@@ -143,6 +143,37 @@ def test_a_picture_its_bytes_and_its_file_are_the_same(tmp_path: Path) -> None:
     torch.testing.assert_close(made[0][0].permute(1, 2, 0).double(), exact, rtol=0, atol=1e-6)
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2])
+
+
+def test_a_file_that_was_taken_sideways_stands_upright() -> None:
+    sideways = Image.Exif()
+    sideways[0x0112] = 6  # to be turned by a quarter, clockwise
+    lying = picture(HEIGHT, WIDTH)
+
+    found = first_image(stored(lying, exif=sideways), HEIGHT, WIDTH)
+
+    assert torch.equal(found, first_image(lying.transpose(Image.Transpose.ROTATE_270), HEIGHT, WIDTH))
+
+
+def test_odd_data_beside_a_picture_are_no_reason_to_refuse_it() -> None:
+    found = first_image(stored(picture(), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), HEIGHT, WIDTH)
+
+    assert torch.equal(found, first_image(picture(), HEIGHT, WIDTH))
+
+
+def test_sixteen_bits_of_grey_keep_their_shades() -> None:
+    shades = np.linspace(0, 65535, WIDTH).astype(np.uint16)
+
+    found = first_image(stored(Image.fromarray(np.tile(shades, (HEIGHT, 1)))), HEIGHT, WIDTH)
+
+    expected = torch.from_numpy(shades.astype(np.float32)) / 65535 * 2 - 1
+    assert (found - expected).abs().max() <= 1 / 255
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_shades_without_a_white_are_refused(mode: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="the image can't be read"):
+        first_image(Image.new(mode, (WIDTH, HEIGHT)), HEIGHT, WIDTH)
 
 
 def test_tensors_of_every_range_are_the_same() -> None:
