@@ -132,7 +132,11 @@ class Partition:
 
     async def _entries(self, after: str, block_ms: int | None) -> tuple[Entry, ...]:
         with map_exceptions(self._inbox):
-            reply: Any = await self.blocking.xread({self._inbox: after}, count=_COUNT, block=block_ms)
+            # Not the library's own method: its telemetry costs as much as the rest of the call.
+            block = () if block_ms is None else ("BLOCK", block_ms)
+            reply: Any = await self.blocking.execute_command(
+                "XREAD", "COUNT", _COUNT, *block, "STREAMS", self._inbox, after
+            )
         return parse_entries(reply[0][1]) if reply else ()
 
     async def _dispatch(self, entries: Sequence[Entry], *, found: bool) -> None:
