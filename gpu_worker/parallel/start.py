@@ -31,9 +31,6 @@ def leader(factory: Callable[..., TickEngine], launch: Launch) -> Callable[[Work
 def run_follower(settings: WorkerSettings, factory: Callable[..., TickEngine], launch: Launch) -> int:
     """Another rank than 0, until rank 0 stops; returns the exit code, or raises what the worker ends for."""
     member = join(settings, factory, launch)
-    # Signals reach all ranks at once; rank 0 finishes what is in hand, and only then stops the others.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
     log.info("following", rank=launch.rank)
     failure = follow(member)
     member.ranks.leave()
@@ -56,6 +53,10 @@ def join(settings: WorkerSettings, factory: Callable[..., TickEngine], launch: L
         )
     limit_s = settings.execution_limit_ms / 1000 + MARGIN_S
     ranks = Ranks(launch, torch.device(launch.device(name)), limit_s=limit_s)
+    if launch.rank > 0:
+        # Signals reach all ranks at once; rank 0 gives back its name, or finishes what is in hand, before the others go.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
     try:
         return Member(factory(settings, ranks=ranks), ranks)
     except BaseException:

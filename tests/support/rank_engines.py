@@ -1,5 +1,6 @@
 """An engine on each of several ranks, led by rank 0 through a script of calls; what each rank holds after each of them."""
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -70,12 +71,15 @@ class SharedPipeline(WarmingPipeline):
 
 
 def make(settings: WorkerSettings, ranks: Ranks | None = None) -> ARDiffusionEngine:
-    """For `--engine support.rank_engines:make`; rank 1 has no weights where the model is called so."""
+    """For `--engine support.rank_engines:make`; rank 1 has no weights, or all take long, where the model is called so."""
     assert ranks is not None, "it runs on several ranks"
 
     def build() -> SharedPipeline:
         if settings.model == "incomplete" and ranks.rank == 1:
             raise ConfigurationError("weight head.bias is missing", field="head.bias")
+        if settings.model == "slow":
+            print(f"loading rank={ranks.rank} process={os.getpid()}", flush=True)
+            time.sleep(20)
         return SharedPipeline(ranks)
 
     pipeline = ranks.together(build, "loading")

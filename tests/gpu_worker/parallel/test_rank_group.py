@@ -88,6 +88,27 @@ async def test_what_is_in_hand_is_finished_on_sigterm_by_all_ranks(
     assert "is gone" not in group.stderr
 
 
+async def test_a_group_that_is_told_to_end_while_it_loads_gives_its_name_back(
+    processes: Processes, broker: RealBroker, host: FakeHost
+) -> None:
+    group = start(processes, broker, "slow")
+    ranks = []
+    for rank in range(2):
+        said = await asyncio.to_thread(
+            group.wait_for_line, rf"^loading rank={rank} process=(\d+)", timeout=60
+        )
+        ranks.append(int(said[1]))
+
+    os.kill(ranks[1], signal.SIGTERM)  # it may reach this one first
+    await asyncio.sleep(0.5)
+    group.send(signal.SIGTERM)
+
+    await asyncio.to_thread(group.wait)
+    await end_of(ranks)
+    assert await host.info() == {}
+    assert "error: rank 1 is gone" not in group.stderr
+
+
 async def test_ranks_do_not_outlive_their_launcher(
     processes: Processes, broker: RealBroker, host: FakeHost
 ) -> None:
