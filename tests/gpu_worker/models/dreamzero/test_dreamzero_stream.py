@@ -64,6 +64,11 @@ def test_where_there_are_too_few_the_last_one_stands_in_front_as_well() -> None:
 
     assert torch.equal(frames.newest(state, 2), frames.newest(state, 1).repeat(1, 1, 2, 1, 1))
 
+    frames = FrameStream(encoder(), 3)
+    state = frames.append(frames.begin(PICTURES[0]), *PICTURES[1:5])
+    first, second = frames.newest(state, 2).split(1, dim=2)
+    assert torch.equal(frames.newest(state, 3), torch.cat((second, first, second), dim=2))
+
 
 @pytest.mark.parametrize("count", [0, -1, 3, 9])
 def test_more_than_are_kept_can_not_be_asked_for(count: int) -> None:
