@@ -27,6 +27,7 @@ from contracts.lingbot import (
     FRAMES_MODE,
     FRAMES_PER_CHUNK,
     MAX_SCRIPT_FRAMES,
+    POSES_PER_CHUNK,
     SCRIPT_MODE,
     STATE_MODE,
 )
@@ -272,8 +273,8 @@ def lingbot_camera_trajectory() -> Schema:
     pose: Schema = {"type": "array", "items": four, "minItems": 4, "maxItems": 4}
     return record(
         {
-            "poses": {"type": "array", "items": pose, "minItems": 1},
-            "intrinsics": {"type": "array", "items": described(four, "fx, fy, cx, cy"), "minItems": 1},
+            "poses": {"type": "array", "items": pose, "minItems": POSES_PER_CHUNK},
+            "intrinsics": {"type": "array", "items": described(four, "fx, fy, cx, cy"), "minItems": POSES_PER_CHUNK},
         }
     )
 

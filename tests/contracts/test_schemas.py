@@ -96,7 +96,7 @@ GOOD: list[tuple[str, Any]] = [
     ("lingbot_camera_actions", STATE),
     ("lingbot_camera_actions", {"mode": "script", "frames": [["w", "D"], []]}),
     ("lingbot_camera_actions", actions_control([("w",), (), ("a", "l")]).to_dict()["data"]),
-    ("lingbot_camera_trajectory", {"poses": [IDENTITY], "intrinsics": [[500, 500.5, 416, 240]]}),
+    ("lingbot_camera_trajectory", {"poses": [IDENTITY] * 9, "intrinsics": [[500, 500.5, 416, 240]] * 9}),
     ("dreamzero_observation", OBSERVATION),
 ]
 
@@ -155,7 +155,8 @@ BAD: list[tuple[str, Any]] = [
     ("lingbot_camera_actions", {"mode": "script", "frames": []}),
     ("lingbot_camera_actions", {"mode": "frames", "frames": [["w"]]}),
     ("lingbot_camera_trajectory", {"poses": [], "intrinsics": []}),
-    ("lingbot_camera_trajectory", {"poses": [IDENTITY[:3]], "intrinsics": [[1, 1, 1, 1]]}),
+    ("lingbot_camera_trajectory", {"poses": [IDENTITY[:3]] * 9, "intrinsics": [[1, 1, 1, 1]] * 9}),
+    ("lingbot_camera_trajectory", {"poses": [IDENTITY] * 8, "intrinsics": [[1, 1, 1, 1]] * 8}),
     *(
         ("dreamzero_observation", {**OBSERVATION, "images": images})
         for images in ({}, {"wrist": "picture"}, {" ": "redis:a"})
