@@ -19,6 +19,7 @@ from gpu_worker.capability import (
     SupportsWarmup,
 )
 from gpu_worker.kv.state import ARDiffusionKVState
+from gpu_worker.models.dreamzero import rollout
 from gpu_worker.models.dreamzero.clip import ClipImageTower
 from gpu_worker.models.dreamzero.passes import PagedModel
 from gpu_worker.models.dreamzero.pipeline import DreamZeroPipeline
@@ -369,6 +370,26 @@ def test_noise_is_the_same_at_every_observation_and_comes_from_the_seed_alone(ro
 
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_noise_of_video_and_actions_is_drawn_in_the_model_s_type_each_from_the_seed(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    drawn: list[torch.Tensor] = []
+
+    class Watched(rollout.UniPCSampler):
+        def __init__(self, schedule: rollout.UniPCSchedule, noise: torch.Tensor) -> None:
+            drawn.append(noise)
+            super().__init__(schedule, noise)
+
+    monkeypatch.setattr(rollout, "UniPCSampler", Watched)
+    Robots(tiny_pipeline(dtype=dtype), dtype=dtype).act(0, seed=7)
+
+    for noise, shape in zip(drawn, [(1, 16, 2, 4, 6), (1, 4, 10)], strict=True):
+        expected = torch.randn(shape, generator=torch.Generator().manual_seed(7), dtype=dtype)
+        assert noise.dtype == torch.float32
+        assert torch.equal(noise, expected.float())
 
 
 def test_the_published_seed_is_that_of_sessions_without_one(
