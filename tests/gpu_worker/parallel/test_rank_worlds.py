@@ -30,13 +30,17 @@ def picture() -> bytes:
     return buffer.getvalue()
 
 
-def test_ranks_plan_with_the_least_memory_among_them(two_ranks: RankProcesses) -> None:
+def test_ranks_plan_half_pages_with_the_least_memory_among_them(two_ranks: RankProcesses) -> None:
+    checkpoint = str(shared_checkpoint())
+    alone = make(settings_of(checkpoint, stepped=False)).memory()
+
     first, second = two_ranks.run(
-        "support.rank_worlds:planned", checkpoint=str(shared_checkpoint()), memory=[1 << 30, 1 << 29]
+        "support.rank_worlds:planned", checkpoint=checkpoint, memory=[1 << 30, 1 << 29]
     )
 
     assert first == second
     assert first["available_bytes"] == 1 << 29
+    assert 2 * first["page_bytes"] == alone["page_bytes"]
 
 
 @pytest.mark.parametrize("stepped", [False, True])
