@@ -28,6 +28,9 @@ _LATENT_PIXEL: Final = 8
 _UNLIMITED_FRAMES: Final = 21
 """Latent frames that attention is sized for where the checkpoint does not limit it."""
 
+_MOST_FINAL_NOISE: Final = 0.999
+"""The noisiest level that a sampler begins at: a video can't end with more."""
+
 _CHOICES: Final = ("decouple_inference_noise", "video_inference_final_noise")
 
 
@@ -150,6 +153,12 @@ class DreamZeroConfig:
         _check_fields("the transformer", model, expected.transformer)
         _check_fields("the action head", head, expected)
         chosen: dict[str, Any] = {name: _choice(name, head, getattr(expected, name)) for name in _CHOICES}
+        noise = chosen["video_inference_final_noise"]
+        if chosen["decouple_inference_noise"] and noise >= _MOST_FINAL_NOISE:
+            raise ConfigurationError(
+                f"a video whose noise is decoupled must end below {_MOST_FINAL_NOISE}, the checkpoint says {noise}",
+                field="video_inference_final_noise",
+            )
         return replace(expected, **chosen)
 
 

@@ -138,6 +138,15 @@ def test_a_noise_setting_of_another_kind_is_refused(name: str, value: Any) -> No
     assert refused(changed(name, value)).field == name
 
 
+@pytest.mark.parametrize("noise", [0.999, 1, 1.0])
+def test_a_decoupled_video_that_would_begin_and_end_with_noise_is_refused(noise: float) -> None:
+    config = published_config(decouple_inference_noise=True, video_inference_final_noise=noise)
+
+    with pytest.raises(ConfigurationError, match=r"below 0\.999") as caught:
+        DreamZeroConfig.from_checkpoint(config, TINY.head)
+    assert caught.value.field == "video_inference_final_noise"
+
+
 @pytest.mark.parametrize(
     ("config", "field"),
     [
