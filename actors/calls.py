@@ -19,9 +19,9 @@ from typing import Any, Final
 from actors.broker_pool import Broker, NoHostError
 from actors.streams import PAGE, CancelGuard, Entry, newest_id, read_after
 from contracts.broker import BrokerFullError, map_exceptions
+from contracts.commands import Answer, Command, Op
 from contracts.errors import BrokerError, SessionError
 from contracts.identity import partition_of
-from contracts.messages import Answer, Command, Op
 from contracts.worker_scripts import WorkerScripts
 
 RECONNECT_S: Final = 30.0

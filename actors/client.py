@@ -20,12 +20,12 @@ from actors.config import ClientSettings
 from actors.presence import Presence
 from actors.watch import watch_chunks
 from contracts.broker import map_exceptions
+from contracts.commands import Command, Op
 from contracts.creation import DEFAULT_MAX_PENDING_EVENTS, DEFAULT_RECORDING, DEFAULT_REDUCER, CreateArgs
 from contracts.errors import BrokerError, InvalidArgumentError, SessionNotFoundError
 from contracts.events import ARDiffusionEventReceipt, ARDiffusionSessionEvent
 from contracts.identity import check_session_id, new_command_id
 from contracts.lifecycle import Status
-from contracts.messages import Command, Op
 from contracts.state import CommittedChunk, SessionState
 
 if TYPE_CHECKING:

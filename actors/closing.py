@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from actors.session_core import Resync, SessionCore, answer_text
 from contracts import failpoints
+from contracts.commands import Command, Condition
 from contracts.errors import SessionStateError, WorldlineError
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import Command, Condition, InFlight, WorkerReply
+from contracts.messages import InFlight, WorkerReply
 from contracts.session_scripts import Outcome
 
 

@@ -7,12 +7,13 @@ import hashlib
 from actors.intake import EventQueue
 from actors.reducers.registry import make_reducer
 from actors.session_core import SessionCore, answer_text
+from contracts.commands import Command
 from contracts.creation import CreateArgs
 from contracts.errors import SessionExistsError
 from contracts.events import thaw
+from contracts.fields import dumps
 from contracts.keys import SCHEMA_VERSION
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import Command, dumps
 from contracts.session_scripts import Outcome
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from actors.placement import monotonic_ms
 from actors.session_core import Resync, SessionCore, answer_text
+from contracts.commands import Command, Op
 from contracts.errors import SessionStateError
 from contracts.lifecycle import Status
-from contracts.messages import Command, Op
 from contracts.session_scripts import Outcome
 
 

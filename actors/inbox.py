@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from contracts.commands import MAX_COMMAND_ID, Command
 from contracts.errors import ChunkMetadataError, InvalidArgumentError
 from contracts.events import loads
 from contracts.identity import check_index, check_session_id, check_text_id
-from contracts.messages import MAX_COMMAND_ID, Command, Notice, WorkerReply
+from contracts.messages import Notice, WorkerReply
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from actors.session import SessionActor
 from actors.session_core import Finish, Services, SessionCore
 from contracts import failpoints
 from contracts.broker import Client, map_exceptions
+from contracts.commands import Answer
 from contracts.errors import BrokerError, InvalidArgumentError, OwnershipLostError, WorldlineError
 from contracts.identity import partition_of
 from contracts.keys import Keys
-from contracts.messages import Answer
 from contracts.session_scripts import Entry, parse_entries
 
 _COUNT: Final = 256

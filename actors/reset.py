@@ -6,9 +6,10 @@ from actors.intake import EventQueue
 from actors.session_core import MAX_MESSAGE, Resync, SessionCore
 from contracts import failpoints
 from contracts.errors import SessionStateError
+from contracts.fields import dumps
 from contracts.identity import new_request_id
 from contracts.lifecycle import LIVE, Status, Trigger
-from contracts.messages import InFlight, Kind, WorkerReply, dumps
+from contracts.messages import InFlight, Kind, WorkerReply
 from contracts.session_scripts import Failure, Outcome
 from contracts.worker_scripts import ReserveResult
 

@@ -23,6 +23,7 @@ from actors.session_core import Finish, Resync, SessionCore, plain_text
 from actors.tick_consumer import TickConsumer
 from actors.worker_news import WorkerNews
 from contracts import failpoints
+from contracts.commands import Command, Op
 from contracts.errors import (
     BrokerError,
     CommandPoisonedError,
@@ -32,7 +33,7 @@ from contracts.errors import (
     WorldlineError,
 )
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import Command, Kind, Op, WorkerReply
+from contracts.messages import Kind, WorkerReply
 from contracts.session_scripts import Failure, Outcome
 
 POISON_ATTEMPTS: Final = 3

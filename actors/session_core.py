@@ -17,11 +17,12 @@ from actors.reducers.base import ChecksEvents, ControlReducer
 from actors.reducers.registry import make_reducer
 from actors.store import SessionStore
 from contracts import failpoints
+from contracts.commands import Answer
 from contracts.errors import OwnershipLostError, TickFailedError, WorldlineError
 from contracts.events import ARDiffusionSessionEvent
 from contracts.identity import new_request_id
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import Answer, InFlight, Kind, WorkerRequest
+from contracts.messages import InFlight, Kind, WorkerRequest
 from contracts.partition_scripts import PartitionScripts
 from contracts.session_scripts import Entry, Failure, Outcome, SessionScripts
 from contracts.state import SessionState

@@ -22,9 +22,10 @@ from contracts.errors import (
     WorldlineError,
 )
 from contracts.events import controls_from_json, controls_to_json, loads
+from contracts.fields import dumps
 from contracts.identity import new_request_id
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import ChunkOutput, InFlight, Kind, WorkerReply, dumps
+from contracts.messages import ChunkOutput, InFlight, Kind, WorkerReply
 from contracts.session_scripts import Committed, Entry, Failure, Outcome
 from contracts.tick import ARDiffusionTickRequest, metadata_from_envelope
 

@@ -12,10 +12,10 @@ from actors.calls import call
 from actors.index_pages import index_pages
 from actors.store import ENDING
 from contracts.broker import map_exceptions
+from contracts.commands import Command, Op
 from contracts.errors import SessionNotFoundError, SessionStateError, WorldlineError
 from contracts.identity import check_session_id
 from contracts.lifecycle import Status
-from contracts.messages import Command, Op
 from contracts.state import SessionState
 
 _AT_ONCE: Final = 16

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from contracts import schema_parts as part
+from contracts.commands import MAX_COMMAND_ID, Condition, Op
 from contracts.creation import MAX_PENDING_EVENTS, RECORDING_PATTERN
 from contracts.dreamzero import URL_PATTERN
 from contracts.errors import answer_codes
@@ -31,7 +32,7 @@ from contracts.lingbot import (
     SCRIPT_MODE,
     STATE_MODE,
 )
-from contracts.messages import MAX_COMMAND_ID, Condition, Kind, NoticeKind, Op
+from contracts.messages import Kind, NoticeKind
 from contracts.schema_parts import Schema, described, enum, json_text, optional, record
 
 COMMAND: Final = "python -m contracts.make_schemas"
@@ -274,7 +275,11 @@ def lingbot_camera_trajectory() -> Schema:
     return record(
         {
             "poses": {"type": "array", "items": pose, "minItems": POSES_PER_CHUNK},
-            "intrinsics": {"type": "array", "items": described(four, "fx, fy, cx, cy"), "minItems": POSES_PER_CHUNK},
+            "intrinsics": {
+                "type": "array",
+                "items": described(four, "fx, fy, cx, cy"),
+                "minItems": POSES_PER_CHUNK,
+            },
         }
     )
 

@@ -1,4 +1,4 @@
-"""Messages between processes: commands and answers, worker requests and replies, notices, the in-flight record.
+"""Messages between host and worker: requests and replies, notices, the in-flight record.
 
 Each has one plain form (JSON, or the flat fields of a stream entry) and a strict reader that names the field at fault.
 """
@@ -8,171 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import orjson
-
-from contracts.creation import CREATE_FIELDS, CreateArgs, only_fields
+from contracts.creation import only_fields
 from contracts.errors import InvalidArgumentError, WorldlineError, error_from_dict
 from contracts.events import check_prompt, loads, thaw
-from contracts.identity import (
-    check_index,
-    check_session_id,
-    check_text_id,
-    new_command_id,
-    parse_index,
-)
+from contracts.fields import dumps, flat_text, mapping, named, optional_id, optional_index
+from contracts.identity import check_index, check_session_id, check_text_id, parse_index
 from contracts.tick import ARDiffusionTickRequest, check_event_ids
-
-MAX_COMMAND_ID: Final = 200
-"""Characters of a command id."""
-
-
-_Name = TypeVar("_Name", bound=StrEnum)
-
-
-class Op(StrEnum):
-    """What a command asks for."""
-
-    CREATE = "create"
-    NEXT_CHUNK = "next_chunk"
-    RUN = "run"
-    PAUSE = "pause"
-    RESET = "reset"
-    CLOSE = "close"
-    DISCONNECT = "disconnect"
-    SWEEP = "sweep"
-
-
-class Condition(StrEnum):
-    """What must hold for a disconnect that was sent on suspicion; looked at again where it is carried out."""
-
-    ABSENT = "absent"
-    """The client's presence has expired."""
-
-    IDLE = "idle"
-    """Neither event nor command nor chunk came for `idle_ms`."""
-
-
-def dumps(value: Any) -> str:
-    """Compact JSON text."""
-    return orjson.dumps(value).decode()
-
-
-def _mapping(value: object, name: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidArgumentError(f"{name} must be an object", field=name)
-    return dict(value)
-
-
-def _named(kinds: type[_Name], value: object, name: str) -> _Name:
-    try:
-        return kinds(value)  # type: ignore[arg-type]
-    except ValueError:
-        known = ", ".join(kinds)
-        raise InvalidArgumentError(f"{name} {value!r:.80} is none of: {known}", field=name) from None
-
-
-def _flat(fields: Mapping[bytes, bytes], what: str) -> dict[str, str]:
-    try:
-        return {name.decode(): value.decode() for name, value in fields.items()}
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{what} is not valid UTF-8: {error}", field=what) from None
-
-
-def _optional_index(value: Mapping[str, Any], name: str) -> int | None:
-    return None if value.get(name) is None else check_index(value[name], name)
-
-
-def _optional_id(value: Mapping[str, Any], name: str) -> str | None:
-    return None if value.get(name) is None else check_text_id(value[name], name)
-
-
-_ARGS: Final[Mapping[Op, frozenset[str]]] = {
-    Op.CREATE: CREATE_FIELDS,
-    Op.RUN: frozenset({"pace_ms"}),
-    Op.CLOSE: frozenset({"life", "reason"}),
-    Op.DISCONNECT: frozenset({"life", "reason", "only_if"}),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command of a client; `args` have been checked for their op."""
-
-    op: Op
-    session_id: str
-    command_id: str = field(default_factory=new_command_id)
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_session_id(self.session_id)
-        if len(check_text_id(self.command_id, "command_id")) > MAX_COMMAND_ID:
-            raise InvalidArgumentError(
-                f"command_id has more than {MAX_COMMAND_ID} characters", field="command_id"
-            )
-        only_fields(_mapping(self.args, "args"), _ARGS.get(self.op, frozenset()), self.op)
-        if self.op is Op.CREATE:
-            CreateArgs.from_dict(self.args)
-        if self.op is Op.RUN:
-            _optional_index(self.args, "pace_ms")
-        for name in ("life", "reason"):
-            _optional_id(self.args, name)
-        if self.args.get("only_if") is not None:
-            _named(Condition, self.args["only_if"], "only_if")
-
-    def to_json(self) -> str:
-        """The inbox entry's `command` field."""
-        return dumps(
-            {
-                "op": self.op,
-                "session_id": self.session_id,
-                "command_id": self.command_id,
-                "args": dict(self.args),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Command:
-        """Strict; an InvalidArgumentError names the field."""
-        value = _mapping(loads(text, "command"), "command")
-        only_fields(value, frozenset({"op", "session_id", "command_id", "args"}), "command")
-        op = _named(Op, value.get("op"), "op")
-        args = {} if value.get("args") is None else _mapping(value["args"], "args")
-        command_id = check_text_id(value.get("command_id"), "command_id")
-        return cls(op, check_session_id(value.get("session_id")), command_id, args)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The outcome of one command: a result or an error."""
-
-    command_id: str
-    result: Mapping[str, Any] | None = None
-    error: WorldlineError | None = None
-
-    def to_json(self) -> str:
-        """`{"command_id", "ok", "result" | "error"}`."""
-        body: dict[str, Any] = {"command_id": self.command_id, "ok": self.error is None}
-        if self.error is None:
-            body["result"] = self.result
-        else:
-            body["error"] = self.error.to_dict()
-        return dumps(body)
-
-    @classmethod
-    def from_json(cls, text: bytes | str) -> Answer:
-        value = _mapping(loads(text, "answer"), "answer")
-        command_id = check_text_id(value.get("command_id"), "command_id")
-        if value.get("ok") is True:
-            return cls(command_id, result=_mapping(value.get("result"), "result"))
-        return cls(command_id, error=error_from_dict(_mapping(value.get("error"), "error")))
-
-    def unwrap(self) -> dict[str, Any]:
-        """The result, or the error raised."""
-        if self.error is not None:
-            raise self.error
-        return dict(self.result or {})
 
 
 class Kind(StrEnum):
@@ -236,10 +79,10 @@ class WorkerRequest:
     @classmethod
     def from_entry(cls, fields: Mapping[bytes, bytes]) -> WorkerRequest:
         """Strict reader; an InvalidArgumentError names the field."""
-        text = _flat(fields, "worker request")
+        text = flat_text(fields, "worker request")
         only_fields(text, REQUEST_FIELDS, "worker request")
         try:
-            kind = _named(Kind, text["kind"], "kind")
+            kind = named(Kind, text["kind"], "kind")
             tick = (
                 ARDiffusionTickRequest.from_dict(loads(text["tick"], "tick")) if kind is Kind.TICK else None
             )
@@ -252,7 +95,7 @@ class WorkerRequest:
                 fence=parse_index(text["fence"], "fence"),
                 reply_to=check_text_id(text["reply_to"], "reply_to"),
                 model=check_text_id(text["model"], "model"),
-                params=_mapping(loads(text["params"], "params"), "params"),
+                params=mapping(loads(text["params"], "params"), "params"),
                 seed=parse_index(text["seed"], "seed") if "seed" in text else None,
                 tick=tick,
                 expires_at_ms=parse_index(text["expires_at_ms"], "expires_at_ms")
@@ -296,12 +139,12 @@ class ChunkOutput:
     def from_dict(cls, value: Mapping[str, Any]) -> ChunkOutput:
         try:
             return cls(
-                metadata=_mapping(value.get("metadata"), "metadata"),
+                metadata=mapping(value.get("metadata"), "metadata"),
                 payload=check_text_id(value.get("payload"), "payload"),
                 content_type=check_text_id(value.get("content_type"), "content_type"),
                 sha256=check_text_id(value.get("sha256"), "sha256"),
                 bytes=check_index(value.get("bytes"), "bytes"),
-                frames=_optional_id(value, "frames"),
+                frames=optional_id(value, "frames"),
             )
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"output: {error}", field=error.field) from None
@@ -344,15 +187,15 @@ class WorkerReply:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> WorkerReply:
-        value = _mapping(loads(text, "reply"), "reply")
+        value = mapping(loads(text, "reply"), "reply")
         return cls(
             session_id=check_session_id(value.get("session_id")),
             request_id=check_text_id(value.get("request_id"), "request_id"),
             fence=check_index(value.get("fence"), "fence"),
             life=check_text_id(value.get("life"), "life"),
             incarnation=check_text_id(value.get("incarnation"), "incarnation"),
-            output=ChunkOutput.from_dict(_mapping(value["output"], "output")) if "output" in value else None,
-            error=error_from_dict(_mapping(value["error"], "error")) if "error" in value else None,
+            output=ChunkOutput.from_dict(mapping(value["output"], "output")) if "output" in value else None,
+            error=error_from_dict(mapping(value["error"], "error")) if "error" in value else None,
             queued_ms=check_index(value.get("queued_ms", 0), "queued_ms"),
             executed_ms=check_index(value.get("executed_ms", 0), "executed_ms"),
         )
@@ -389,10 +232,10 @@ class Notice:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Notice:
-        value = _mapping(loads(text, "notice"), "notice")
+        value = mapping(loads(text, "notice"), "notice")
         only_fields(value, frozenset(cls.__dataclass_fields__), "notice")
         return cls(
-            _named(NoticeKind, value.get("kind"), "kind"),
+            named(NoticeKind, value.get("kind"), "kind"),
             check_session_id(value.get("session_id")),
             check_text_id(value.get("worker"), "worker"),
             check_text_id(value.get("life"), "life"),
@@ -435,21 +278,21 @@ class InFlight:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> InFlight:
-        value = _mapping(loads(text, "inflight"), "inflight")
+        value = mapping(loads(text, "inflight"), "inflight")
         only_fields(value, frozenset(cls.__dataclass_fields__), "inflight")
         entries = value.get("entries", [])
         if not isinstance(entries, list):
             raise InvalidArgumentError("entries must be a list", field="entries")
         return cls(
             request_id=check_text_id(value.get("request_id"), "request_id"),
-            kind=_named(Kind, value.get("kind"), "kind"),
+            kind=named(Kind, value.get("kind"), "kind"),
             fence=check_index(value.get("fence"), "fence"),
             life=check_text_id(value.get("life"), "life"),
-            command_id=_optional_id(value, "command_id"),
-            chunk_index=_optional_index(value, "chunk_index"),
+            command_id=optional_id(value, "command_id"),
+            chunk_index=optional_index(value, "chunk_index"),
             event_ids=check_event_ids(value.get("event_ids", []), "event_ids"),
             entries=tuple(check_text_id(entry, "entries") for entry in entries),
             prompt=check_prompt(value.get("prompt")),
             controls=check_text_id(value.get("controls", "[]"), "controls"),
-            reducer_state=_optional_id(value, "reducer_state"),
+            reducer_state=optional_id(value, "reducer_state"),
         )

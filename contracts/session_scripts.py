@@ -8,10 +8,11 @@ from enum import StrEnum
 from typing import Any
 
 from contracts.broker import Client, map_exceptions
+from contracts.commands import Condition
 from contracts.errors import OwnershipLostError
 from contracts.keys import Keys
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import Condition, InFlight, WorkerRequest
+from contracts.messages import InFlight, WorkerRequest
 from contracts.scripts import Argument, ScriptRunner
 from contracts.state import SessionState
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from actors.invariants.finding import Finding
 from actors.invariants.snapshot import EVENTS_READ, Snapshot
+from contracts.commands import Answer
 from contracts.errors import CorruptDataError, InvalidArgumentError
 from contracts.identity import parse_event_id
 from contracts.lifecycle import INITIAL, Status, Trigger, destination
-from contracts.messages import Answer
 from contracts.state import CommittedChunk, SessionState
 
 

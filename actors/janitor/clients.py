@@ -19,9 +19,9 @@ from actors.janitor.commands import send_command
 from actors.janitor.facts import Facts
 from actors.janitor.recent import Recent
 from contracts.broker import map_exceptions
+from contracts.commands import Command, Condition, Op
 from contracts.identity import new_command_id
 from contracts.lifecycle import LIVE
-from contracts.messages import Command, Condition, Op
 
 
 class Clients:

@@ -20,8 +20,8 @@ from actors.janitor.commands import send_command
 from actors.janitor.facts import Facts, read_facts
 from actors.janitor.recent import Recent
 from contracts.broker import map_exceptions
+from contracts.commands import Command, Op
 from contracts.lifecycle import Status
-from contracts.messages import Command, Op
 
 TICK_MS: Final = 1_000
 """Longest time between two looks at the tombstone index. A scheduler is no more exact."""

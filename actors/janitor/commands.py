@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.broker_pool import Broker
-from contracts.messages import Command
+from contracts.commands import Command
 from contracts.worker_scripts import WorkerScripts
 
 

@@ -9,8 +9,8 @@ import structlog
 from actors.broker_pool import Broker
 from actors.janitor.commands import send_command
 from actors.janitor.facts import Facts
+from contracts.commands import Command, Op
 from contracts.identity import new_command_id
-from contracts.messages import Command, Op
 
 
 async def sweep_long_streams(broker: Broker, facts: Iterable[Facts]) -> None:

@@ -7,22 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.commands import Answer, Command, Op
 from contracts.creation import MAX_PENDING_EVENTS, CreateArgs, recording_limit
 from contracts.errors import EventStaleError, InvalidArgumentError, ModelError, WorldlineError
 from contracts.events import MAX_EVENT_BYTES, ARDiffusionControlInput
 from contracts.identity import MAX_INTEGER
-from contracts.messages import (
-    Answer,
-    ChunkOutput,
-    Command,
-    InFlight,
-    Kind,
-    Notice,
-    NoticeKind,
-    Op,
-    WorkerReply,
-    WorkerRequest,
-)
+from contracts.messages import ChunkOutput, InFlight, Kind, Notice, NoticeKind, WorkerReply, WorkerRequest
 from contracts.tick import ARDiffusionTickRequest
 
 INDEX = st.integers(0, MAX_INTEGER)

@@ -8,23 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from contracts.commands import Answer, Command, Op
 from contracts.creation import CreateArgs
 from contracts.dreamzero import parse_observation
 from contracts.errors import EventQueueFullError
 from contracts.events import ARDiffusionControlInput, ARDiffusionSessionEvent
 from contracts.lingbot import actions_control, parse_actions, parse_trajectory
 from contracts.make_schemas import FOLDER, schemas
-from contracts.messages import (
-    Answer,
-    ChunkOutput,
-    Command,
-    Kind,
-    Notice,
-    NoticeKind,
-    Op,
-    WorkerReply,
-    WorkerRequest,
-)
+from contracts.messages import ChunkOutput, Kind, Notice, NoticeKind, WorkerReply, WorkerRequest
 from contracts.state import CommittedChunk
 from contracts.tick import ARDiffusionTickRequest
 

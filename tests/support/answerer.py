@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from contracts.broker import blocking_client, command_client
+from contracts.commands import Answer, Command, Op
 from contracts.errors import WorldlineError
 from contracts.identity import new_request_id
 from contracts.keys import Keys
-from contracts.messages import Answer, Command, Op
 
 Handler = Callable[[Command], Mapping[str, Any] | WorldlineError | None]
 

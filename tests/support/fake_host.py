@@ -14,9 +14,10 @@ from typing import Any
 
 import redis.asyncio
 
+from contracts.fields import dumps
 from contracts.identity import new_request_id
 from contracts.keys import Keys
-from contracts.messages import InFlight, Kind, Notice, WorkerReply, WorkerRequest, dumps
+from contracts.messages import InFlight, Kind, Notice, WorkerReply, WorkerRequest
 from contracts.tick import ARDiffusionTickRequest
 
 MODEL = "noop"

@@ -8,11 +8,12 @@ from typing import Any
 
 import redis.asyncio
 
+from contracts.commands import Answer
 from contracts.errors import SessionError
 from contracts.events import ARDiffusionSessionEvent
 from contracts.keys import Keys
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import Answer, InFlight, Kind, WorkerRequest
+from contracts.messages import InFlight, Kind, WorkerRequest
 from contracts.partition_scripts import PartitionScripts
 from contracts.scripts import Argument, Scripts
 from contracts.session_scripts import Committed, Entry, Failure, Limits, Outcome, SessionScripts

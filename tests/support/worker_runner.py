@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from contracts.messages import dumps
+from contracts.fields import dumps
 from gpu_worker.config import WorkerSettings
 from gpu_worker.worker import Worker
 from support.noop_engine import NoopEngine

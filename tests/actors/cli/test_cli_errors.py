@@ -11,7 +11,7 @@ from actors.calls import AnswerTimeoutError
 from actors.cli.exit_codes import exit_code
 from contracts import errors
 from contracts.broker import BrokerFullError
-from contracts.messages import Op
+from contracts.commands import Op
 from support.answerer import Answerer
 
 PASSWORD = "very-secret"

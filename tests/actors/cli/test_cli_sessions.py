@@ -4,10 +4,10 @@ import orjson
 import pytest
 import redis
 
+from contracts.commands import Op
 from contracts.errors import TickFailedError
 from contracts.keys import Keys
 from contracts.lifecycle import Status
-from contracts.messages import Op
 from contracts.state import SessionState
 from support.answerer import Answerer, chunk_fields
 

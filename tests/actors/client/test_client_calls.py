@@ -8,6 +8,7 @@ import pytest
 from actors.broker_pool import Broker, NoHostError
 from actors.calls import AnswerTimeoutError
 from actors.client import SessionClient, SessionStart
+from contracts.commands import Op
 from contracts.errors import (
     BrokerError,
     CorruptDataError,
@@ -18,7 +19,6 @@ from contracts.errors import (
     TickFailedError,
 )
 from contracts.lifecycle import Status
-from contracts.messages import Op
 from support.answerer import Answerer, chunk_fields
 from support.broker import RealBroker
 from support.relay import Relay

@@ -7,9 +7,9 @@ import pytest
 
 from actors.client import SessionStart
 from actors.sync_client import SyncSessionClient
+from contracts.commands import Op
 from contracts.errors import BrokerError, SessionNotFoundError, WorldlineError
 from contracts.lifecycle import Status
-from contracts.messages import Op
 from support.answerer import Answerer, answerer_in_thread, chunk_fields
 from support.broker import RealBroker
 

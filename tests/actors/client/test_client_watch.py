@@ -6,6 +6,7 @@ import pytest
 
 from actors.broker_pool import Broker
 from actors.client import SessionClient
+from contracts.commands import Op
 from contracts.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -16,7 +17,6 @@ from contracts.errors import (
 )
 from contracts.events import AcceptStatus, ARDiffusionSessionEvent
 from contracts.lifecycle import Status
-from contracts.messages import Op
 from contracts.state import CommittedChunk
 from support.answerer import Answerer, chunk_fields
 from support.relay import Relay

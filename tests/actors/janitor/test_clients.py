@@ -12,9 +12,9 @@ from actors.config import ClientSettings, JanitorSettings
 from actors.janitor.clients import Clients
 from actors.janitor.connection import Connection
 from actors.janitor.facts import Facts
+from contracts.commands import Command, Condition
 from contracts.errors import BrokerError
 from contracts.lifecycle import Status
-from contracts.messages import Command, Condition
 from support.broker import RealBroker
 from support.hosting import Caller, running_host
 from support.invariants import check_invariants

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from actors.close_retry import CloseRetry, close_command_id
 from actors.config import HostSettings, JanitorSettings
+from contracts.commands import MAX_COMMAND_ID, Command, Op
 from contracts.config import load_settings
 from contracts.errors import ConfigurationError
 from contracts.identity import SESSION_ID_PATTERN
-from contracts.messages import MAX_COMMAND_ID, Command, Op
 
 SESSION_IDS = st.from_regex(SESSION_ID_PATTERN, fullmatch=True)
 

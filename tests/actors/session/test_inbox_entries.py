@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from actors.inbox import CommandItem, NewsItem, read_entry, sender_of
+from contracts.commands import Op
 from contracts.errors import InvalidArgumentError
-from contracts.messages import Notice, Op, WorkerReply
+from contracts.messages import Notice, WorkerReply
 
 REPLY = {"session_id": "s", "request_id": "r", "fence": 5, "life": "l", "incarnation": "i"}
 NOTICE = {"kind": "evicted", "session_id": "s", "worker": "w", "life": "l", "incarnation": "i", "message": ""}

@@ -2,9 +2,10 @@
 
 import pytest
 
+from contracts.commands import Command, Condition, Op
 from contracts.errors import CorruptDataError, InvalidArgumentError
 from contracts.lifecycle import Status
-from contracts.messages import Command, Condition, Kind, Op
+from contracts.messages import Kind
 from contracts.session_scripts import Outcome
 from support.script_world import WORKER, World
 
