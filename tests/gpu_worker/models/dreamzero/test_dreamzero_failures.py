@@ -73,3 +73,14 @@ def test_a_failure_at_any_stage_leaves_nothing_and_no_other_robot_notices(
         robots.runner.close_session(session_id)
         robots.restarts(session_id)
     assert states == {}
+
+
+def test_pictures_that_are_not_finite_fail_the_chunk(robots: Robots, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = StreamingDecoder.decode
+    monkeypatch.setattr(StreamingDecoder, "decode", lambda *args: decode(*args) * float("nan"))
+
+    with pytest.raises(ModelError, match="pictures are not finite") as caught:
+        robots.act(0, output_type="pixel")
+
+    assert caught.value.field == "frames"
+    assert robots.pipeline._states == {}
