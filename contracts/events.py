@@ -23,6 +23,7 @@ MAX_EVENT_BYTES: Final = 64 * 1024
 MAX_DEPTH: Final = 32
 
 _LONG_NUMBER: Final = b"0" * 19
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 _AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _CONTROL_FIELDS: Final = frozenset({"track", "schema", "data"})
 _ENTRY_FIELDS: Final = frozenset({"event_id", "prompt", "controls"})
@@ -68,6 +69,8 @@ def _deeper(depth: int, field: str) -> int:
 
 def thaw(value: Any) -> Any:
     """The detached plain form (dict, list) of frozen data."""
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -99,8 +99,12 @@ class RequestStream:
             await self._run(self._pipeline(), len(self._finished))
 
     def _add_read(self, pipeline: Any, start: str, count: int, block_ms: int | None) -> None:
-        streams = {self._keys.requests: start}
-        pipeline.xreadgroup(WORKER_GROUP, self._consumer, streams, count=count, block=block_ms)
+        # Not the library's own method: its telemetry costs as much as the rest of the call.
+        block = () if block_ms is None else ("BLOCK", block_ms)
+        group = ("GROUP", WORKER_GROUP, self._consumer)
+        pipeline.execute_command(
+            "XREADGROUP", *group, "COUNT", count, *block, "STREAMS", self._keys.requests, start
+        )
 
     def _pipeline(self) -> Any:
         pipeline = self._client.pipeline(transaction=False)

@@ -66,6 +66,7 @@ class EngineThread:
         self._thread = CallThread("engine")
         self._engine: TickEngine | None = None
         self._end_engine: Callable[[], None] | None = None
+        self._default_seed = 0
         self._figures_due_s = 0.0
         self.figures = EngineFigures()
         self.running = False
@@ -90,6 +91,7 @@ class EngineThread:
             engine.on_evict = self._on_evict
             engine.start()
             self._engine = engine
+            self._default_seed = engine.default_seed if isinstance(engine, SeedsSessions) else 0
 
         await self._thread.call(lambda: self._call(start))
 
@@ -119,8 +121,7 @@ class EngineThread:
         assert tick is not None, "a tick request carries its tick"
         if request.model != engine.model:
             raise ModelError(f"this worker serves {engine.model!r}, not {request.model!r:.80}", field="model")
-        unnamed = engine.default_seed if isinstance(engine, SeedsSessions) else 0
-        seed = unnamed if request.seed is None else request.seed
+        seed = self._default_seed if request.seed is None else request.seed
         return self._guarded(lambda: encode_output(engine.execute_tick(tick, params=params, seed=seed)))
 
     def reset(self, session_id: str) -> None:
