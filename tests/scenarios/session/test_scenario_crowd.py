@@ -22,6 +22,7 @@ from support.scripted_worker import ScriptedWorker, failing
 SESSIONS = 50
 CLIENTS = 200
 CALLS = 6
+DEATHS = 2
 OPS = {"next_chunk": 50, "accept": 25, "reset": 8, "close": 5, "create": 8, "run": 3, "pause": 3, "evict": 2}
 REFUSALS = {
     "next_chunk": {"not_found", "invalid_state", "model_error", "expired", "evicted"},
@@ -189,8 +190,10 @@ async def test_a_crowd_whose_hosts_are_killed_one_after_the_other(
     deaths = 0
 
     async def client() -> None:
-        for _ in range(CALLS):
+        calls = 0
+        while calls < CALLS or deaths < DEATHS:
             await crowd.act(worker)
+            calls += 1
 
     async def hosts(done: asyncio.Event) -> None:
         nonlocal deaths
@@ -212,5 +215,5 @@ async def test_a_crowd_whose_hosts_are_killed_one_after_the_other(
             await crowd.end()
             await check_invariants(patient, crashed=True)
     crowd.check()
-    assert deaths >= 2
+    assert deaths >= DEATHS
     assert set(worker.runs.values()) <= {0, 1}
