@@ -43,7 +43,11 @@ class Producer:
             stdout=PIPE,
             stderr=PIPE,
         )
-        await self._line("ready")
+        try:
+            await self._line("ready")
+        except BaseException:
+            await self._end(0)
+            raise
         return self
 
     async def push(self, chunk_index: int) -> None:
@@ -58,17 +62,26 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Lets it come to its end, which it is near by then, or ends it."""
+        said = await self._end(_END_S if kind is None else 0)
+        if kind is None and self._running.returncode:
+            raise _failure(said)
+
+    async def _end(self, patience_s: float) -> bytes:
+        """Waits for the end of the process and of its pipes, or kills it; what stood on its standard error.
+
+        Nothing of it may outlive the event loop, which would complain.
+        """
         process = self._running
         if process.stdin is not None:
             process.stdin.close()
+        ending = asyncio.ensure_future(process.communicate())
         try:
-            async with asyncio.timeout(_END_S if kind is None else 0):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-        if kind is None and process.returncode:
-            raise await self._failure()
+            await asyncio.wait({ending}, timeout=patience_s)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            _, said = await asyncio.shield(ending)
+        return said
 
     @property
     def _running(self) -> Process:
@@ -84,10 +97,10 @@ class Producer:
         except TimeoutError:
             raise ProducerError(f"the producer did not say {expected!r} in time") from None
         if line.decode().strip() != expected:
-            raise await self._failure()
+            assert self._running.stderr is not None
+            raise _failure(await self._running.stderr.read())
 
-    async def _failure(self) -> ProducerError:
-        stderr = self._running.stderr
-        assert stderr is not None
-        said = (await stderr.read()).decode(errors="replace").strip().splitlines()
-        return ProducerError(f"the producer failed: {said[-1] if said else 'it said nothing'}")
+
+def _failure(said: bytes) -> ProducerError:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return ProducerError(f"the producer failed: {lines[-1] if lines else 'it said nothing'}")

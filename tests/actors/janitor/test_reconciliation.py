@@ -173,6 +173,12 @@ async def test_a_state_that_can_not_be_read_stops_nothing_else(
     assert await is_in(real, "wl:tombstones", "broken")
 
 
+async def without_owner(caller: Caller) -> dict[str, str]:
+    """The state, but for who owns it: a host that was not let run for long claims its partition anew."""
+    state = await caller.state()
+    return {name: value for name, value in state.items() if name not in {"epoch", "fence"}}
+
+
 async def test_a_healthy_deployment_is_left_as_it_is(
     world: Caller, worker: ScriptedWorker, broker: RealBroker
 ) -> None:
@@ -182,12 +188,12 @@ async def test_a_healthy_deployment_is_left_as_it_is(
         await caller.ok("next_chunk")
         if number % 2:
             await caller.ok("close")
-    before = [await caller.state() for caller in callers]
+    before = [await without_owner(caller) for caller in callers]
 
     async with reconciling(broker.url):
         await asyncio.sleep(1)
 
-    assert [await caller.state() for caller in callers] == before
+    assert [await without_owner(caller) for caller in callers] == before
     await check_invariants(world.client)
 
 

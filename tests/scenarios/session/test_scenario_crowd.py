@@ -45,6 +45,7 @@ class Crowd:
         self.callers = [Caller(client, f"world-{i}") for i in range(SESSIONS)]
         self.creating = [asyncio.Lock() for _ in self.callers]
         self.event_ids = [0] * SESSIONS
+        self.accepting = [0] * SESSIONS
         self.answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self.told: Counter[str] = Counter()
         self.accepted: list[set[int]] = [set() for _ in self.callers]
@@ -98,22 +99,27 @@ class Crowd:
     async def accept(self, number: int) -> None:
         self.event_ids[number] += self.random.choice((1, 1, 1, 3))
         event_id = self.event_ids[number] - self.random.choice((0, 0, 1))
+        self.accepting[number] += 1
         with contextlib.suppress(SessionError, EventStaleError):
             receipt = await self.callers[number].accept(event_id, "p")
             if receipt.status == "ACCEPTED":
                 self.accepted[number].add(event_id)
+        self.accepting[number] -= 1
 
     async def create(self, number: int) -> None:
-        """A creation deletes what the life before it left, so that is taken down first; nothing changes in CLOSED."""
+        """A creation deletes what the life before it left, so that is taken down first; nothing changes in CLOSED.
+
+        Ids of the life before are not used again, so that events can be told apart: not by one that is on its way either.
+        """
         async with self.creating[number]:
             state = await self.callers[number].state()
             if state.get("status", "CLOSED") != "CLOSED":
                 return
             await self.take_down(number)
+            self.event_ids[number] += 2
+            while self.accepting[number]:
+                await asyncio.sleep(0.001)
             await self.call(number, "create", model="scripted")
-            self.event_ids[number] += (
-                2  # ids of the life before are not used again, so that they can be told apart
-            )
 
     async def take_down(self, number: int) -> None:
         caller = self.callers[number]
@@ -158,6 +164,7 @@ def unruly(seed: int) -> Any:
 async def patient(broker: RealBroker) -> AsyncIterator[redis.asyncio.Redis]:
     """A client that all may share: who finds no free connection waits for one."""
     client = blocking_client(broker.url, block_ms=5_000)
+    client.connection_pool.connection_kwargs["socket_connect_timeout"] = 10
     yield client
     await client.aclose()
 
