@@ -1,7 +1,6 @@
 """Commands and their answers."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -22,6 +21,9 @@ from contracts.lifecycle import Status
 from support.answerer import Answerer, chunk_fields
 from support.broker import RealBroker
 from support.relay import Relay
+
+SOON_S = 15
+"""Far less than a call waits for its answer."""
 
 
 async def test_each_call_sends_its_command_and_returns_the_typed_result(
@@ -125,10 +127,9 @@ async def test_a_command_client_is_never_held_up_by_calls_that_wait(answerer: An
     while len(answerer.seen) < 300:
         await asyncio.sleep(0.02)
 
-    started = time.monotonic()
     await pool.commands.ping()
 
-    assert time.monotonic() - started < 1
+    assert not any(task.done() for task in waiting)
     for task in waiting:
         task.cancel()
     _, still_waiting = await asyncio.wait(waiting, timeout=5)
@@ -264,13 +265,9 @@ async def test_a_host_that_comes_up_meanwhile_is_waited_for(broker: RealBroker) 
 
 
 async def test_a_broker_that_is_not_there_is_said_soon() -> None:
-    started = time.monotonic()
-
     with pytest.raises(BrokerError):
-        async with SessionClient("world-1", "redis://127.0.0.1:1/0"):
+        async with asyncio.timeout(SOON_S), SessionClient("world-1", "redis://127.0.0.1:1/0"):
             pass
-
-    assert time.monotonic() - started < 2
 
 
 async def test_a_broker_that_accepts_but_never_answers_is_said_soon() -> None:
@@ -284,13 +281,11 @@ async def test_a_broker_that_accepts_but_never_answers_is_said_soon() -> None:
 
     server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    started = time.monotonic()
 
     with pytest.raises(BrokerError, match="does not answer"):
-        async with SessionClient("world-1", f"redis://127.0.0.1:{port}/0"):
+        async with asyncio.timeout(SOON_S), SessionClient("world-1", f"redis://127.0.0.1:{port}/0"):
             pass
 
-    assert time.monotonic() - started < 2
     await gone.wait()
     server.close()
     await server.wait_closed()
