@@ -250,7 +250,7 @@ async def test_a_pipeline_that_hangs_costs_its_tick_the_others_their_memory_and_
         await hung.ok("next_chunk")
 
         # When a call never comes back
-        error = (await hung.answer_to(await hung.send("next_chunk"), 30))["error"]
+        error = (await hung.answer_to(await hung.send("next_chunk"), 60))["error"]
 
         # Then the worker is killed, the tick answered by its watchdog, and a new worker finds the rest lost
         assert error["code"] == "execution_timeout"
