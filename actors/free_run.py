@@ -16,6 +16,8 @@ class FreeRun:
     def __init__(self, core: SessionCore) -> None:
         self.core = core
         self._next_ms = 0.0
+        self.found = False
+        """It ran free when it was adopted, and no tick has begun since."""
 
     def wait_ms(self) -> float | None:
         """How long until the next tick is due, at most 0 if it is; None where the session doesn't run free."""

@@ -283,6 +283,7 @@ class SessionActor:
             self.listed_live = False
         self._stale = False
         self._closing.forget_joined()
+        self._free_run.found = core.state is not None and core.state.pace_ms is not None
         flying = core.state.inflight if core.state else None
         self._resend = flying is not None
         self._sent_at_ms = monotonic_ms()
@@ -290,6 +291,16 @@ class SessionActor:
         waiting = [item for name, items in self._open.items() if name != in_flight for item in items]
         self._open = {name: items for name, items in self._open.items() if name == in_flight}
         self._commands.extendleft(reversed(waiting))
+        if in_flight:
+            self._await_reply(in_flight)
+
+    def _await_reply(self, command_id: str) -> None:
+        """A command that was found and is in flight is not looked at again: its answer comes with the reply."""
+        begun = [item for item in self._commands if item.command.command_id == command_id]
+        for item in begun:
+            self._commands.remove(item)
+        if begun:
+            self._open.setdefault(command_id, []).extend(begun)
 
     async def _take_command(self) -> None:
         item = self._commands.popleft()
@@ -346,7 +357,23 @@ class SessionActor:
         self._sent_at_ms = monotonic_ms()
 
     async def _tick_freely(self) -> None:
-        await self._begin_tick(None)
+        """Counted where it is the first since an adoption, as a command that was found is: it may kill its host."""
+        if not self._free_run.found:
+            await self._begin_tick(None)
+            return
+        async with self.owner.recovery:
+            if await self.core.services.scripts.free_attempt(self.core.held) >= POISON_ATTEMPTS:
+                await self.core.fail(
+                    Failure(
+                        Trigger.TICK_FAILED,
+                        "reducer_failed",
+                        "free running was begun by three owners in vain",
+                    ),
+                    release=True,
+                )
+            else:
+                await self._begin_tick(None)
+        self._free_run.found = False
 
     async def _take_news(self) -> None:
         if self._news[0].found:

@@ -326,6 +326,11 @@ class SessionScripts(ScriptRunner):
         args: list[Argument] = [state.epoch, command_id, pace, answer, self.limits.answers]
         return Outcome((await self._owned("set_pace", [k.state, k.answers, k.answered], args))[0])
 
+    async def free_attempt(self, state: SessionState) -> int:
+        """Counts that a claim begins free running anew; returns how often at this chunk."""
+        reply = await self._owned("free_attempt", [self.keys.session(state.session_id).state], [state.epoch])
+        return int(reply[1])
+
     async def place(self, state: SessionState, worker: str) -> None:
         """Writes another placement of a session at chunk 0."""
         await self._owned("place", [self.keys.session(state.session_id).state], [state.epoch, worker])

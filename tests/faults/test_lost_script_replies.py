@@ -142,6 +142,42 @@ async def a_takeover(scene: Scene) -> None:
     assert scene.ticks() == 1
 
 
+async def a_command_that_is_found(scene: Scene) -> None:
+    """A host dies as it begins a tick; the next one finds the command."""
+    await scene.worker()
+    dying = dying_host(
+        scene.relay.url,
+        dies_in="begin_tick",
+        prefix=scene.prefix,
+        host_id="first",
+        lease_ms=TAKEOVER_LEASE_MS,
+    )
+    async with dying as dies:
+        await scene.session.create(model="noop")
+        operation = asyncio.create_task(scene.session.next_chunk())
+        await asyncio.wait_for(dies.wait(), STORY_S)
+    async with scene.host("second", TAKEOVER_LEASE_MS):
+        assert (await operation).chunk_index == 0
+        await until(lambda: sound(scene), "nothing is wrong with any key")
+        await check_answers(scene)
+    assert scene.ticks() == 1
+
+
+async def a_takeover_of_free_running(scene: Scene) -> None:
+    """A host dies between two chunks of a session that runs free; the next one runs it on."""
+    await scene.worker()
+    dying = dying_host(scene.relay.url, prefix=scene.prefix, host_id="first", lease_ms=TAKEOVER_LEASE_MS)
+    async with dying:
+        await scene.session.create(model="noop", pace_ms=200)
+        await until(lambda: scene.ticks() > 0, "it runs")
+    before = scene.ticks()
+    async with scene.host("second", TAKEOVER_LEASE_MS):
+        await until(lambda: scene.ticks() > before, "it runs on")
+        await scene.session.close()
+        await until(lambda: sound(scene), "nothing is wrong with any key")
+        await check_answers(scene)
+
+
 async def a_restarted_worker(scene: Scene) -> None:
     """At chunk 0 a session stays on the worker's next start."""
     first = await scene.worker()
@@ -189,8 +225,9 @@ async def a_repaired_index(scene: Scene) -> None:
 
 
 STORIES: dict[str, Story] = {
-    "inbox_attempt": a_takeover,
+    "inbox_attempt": a_command_that_is_found,
     "resend": a_takeover,
+    "free_attempt": a_takeover_of_free_running,
     "place": a_restarted_worker,
     "worker_in_hand": a_tick_that_takes_too_long,
     "worker_time_out": a_tick_that_takes_too_long,

@@ -16,6 +16,7 @@ from contracts.events import ARDiffusionEventReceipt, ARDiffusionSessionEvent, p
 from contracts.identity import partition_of
 from contracts.keys import Keys
 from contracts.scripts import Scripts
+from contracts.state import SessionState
 
 
 @asynccontextmanager
@@ -34,18 +35,25 @@ async def running_host(url: str, **settings: Any) -> AsyncIterator[Host]:
 
 
 @asynccontextmanager
-async def dying_host(url: str, *, dies_in: str = "", **settings: Any) -> AsyncIterator[asyncio.Event]:
+async def dying_host(
+    url: str, *, dies_in: str = "", dies_of: str = "", **settings: Any
+) -> AsyncIterator[asyncio.Event]:
     """A host that is killed at the end: no step more, nothing handed over.
 
-    It hangs for good when it first calls the session script `dies_in`, and sets the event then.
+    It hangs for good when it first calls the session script `dies_in` (for the session `dies_of`, or for any), and sets
+    the event then.
     """
     host = _Doomed(HostSettings(REDIS_URL=url, **{"block_ms": 300, **settings}))  # type: ignore[call-arg]
     await host.prepare()
     ready, dying = asyncio.Event(), asyncio.Event()
 
-    async def hang(*_: object, **__: object) -> None:
+    script = getattr(host.services.scripts, dies_in) if dies_in else None
+
+    async def hang(state: SessionState, *args: Any, **options: Any) -> Any:
+        if dies_of not in {"", state.session_id}:
+            return await script(state, *args, **options)  # type: ignore[misc]
         dying.set()
-        await asyncio.Event().wait()
+        return await asyncio.Event().wait()
 
     if dies_in:
         setattr(host.services.scripts, dies_in, hang)

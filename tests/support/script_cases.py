@@ -118,6 +118,12 @@ async def finish_reset(world: World) -> Ready:
     return lambda: world.scripts.finish_reset(state, record.request_id, "inc-2", head)
 
 
+async def free_attempt(world: World) -> Ready:
+    await world.create(pace_ms="0")
+    state = await world.state()
+    return lambda: world.scripts.free_attempt(state)
+
+
 async def inbox_attempt(world: World) -> Ready:
     lease = await _lease(world)
     entry_id = await _inbox_entry(world)
@@ -181,7 +187,7 @@ CASES: dict[str, Callable[[World], Awaitable[Ready]]] = {
     case.__name__: case
     for case in (
         accept_event, adopt, answer, begin_close, begin_reset, begin_tick, commit, create, end_inflight, fail, fail_close,
-        finish_close, finish_reset, inbox_attempt, inbox_done, lease_claim, lease_release, lease_renew, live_set, place,
+        finish_close, finish_reset, free_attempt, inbox_attempt, inbox_done, lease_claim, lease_release, lease_renew, live_set, place,
         reject_events, resend, set_pace,
     )
 }  # fmt: skip

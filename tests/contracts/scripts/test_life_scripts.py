@@ -621,6 +621,28 @@ async def test_only_an_active_session_runs_or_pauses(status: Status, world: Worl
     assert await world.changes() == {}
 
 
+async def test_free_running_is_counted_once_a_claim_and_anew_for_each_chunk_of_each_life(
+    world: World,
+) -> None:
+    await world.create()
+    state = await world.state()
+    key = world.keys.session("world-1").state
+
+    async def counted(epoch: int) -> int:
+        await world.client.hset(key, "epoch", epoch)
+        return await world.scripts.free_attempt(state.changed(epoch=epoch))
+
+    await world.mark()
+    assert [await counted(EPOCH + n) for n in (0, 0, 1, 1, 2)] == [1, 1, 2, 2, 3]
+    assert (await world.changes()).keys() == {"state"}
+    await world.client.hset(key, "chunk_index", 1)
+    assert [await counted(EPOCH + n) for n in (2, 3)] == [1, 2]
+    await world.client.hset(key, "life", "another")
+    assert await counted(EPOCH + 4) == 1
+    with pytest.raises(OwnershipLostError):
+        await world.scripts.free_attempt(state)
+
+
 async def test_an_answer_about_no_session_expires(world: World) -> None:
     assert await world.scripts.answer("world-1", EPOCH, "next-1", world.refused("next-1")) is Outcome.DONE
 

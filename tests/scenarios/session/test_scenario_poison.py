@@ -1,6 +1,7 @@
 """What kills its host again and again: only that is given up, not what lay beside it."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 
 import redis.asyncio
 
@@ -41,4 +42,45 @@ async def test_a_command_beside_one_that_kills_its_host_is_carried_out(
     async with running_host(broker.url, host_id="third", lease_ms=LEASE_MS):
         assert (await deadly.answer_to(command))["error"]["code"] == "command_poisoned"
         assert (await beside.answer_to(other))["result"]["chunk_index"] == 0
+        await check_invariants(real)
+
+
+async def test_free_running_that_its_hosts_die_of_fails_its_session_and_no_other(
+    broker: RealBroker, real: redis.asyncio.Redis, worker: ScriptedWorker
+) -> None:
+    # Given two sessions that run free, and hosts that die as soon as they begin a tick of the one
+    deadly, beside = Caller(real), Caller(real, "beside")
+
+    def victim(number: int) -> AbstractAsyncContextManager[asyncio.Event]:
+        return dying_host(
+            broker.url,
+            dies_in="begin_tick",
+            dies_of=deadly.session_id,
+            host_id=f"victim-{number}",
+            lease_ms=LEASE_MS,
+        )
+
+    async with victim(0) as dying:
+        await beside.ok("create", model="scripted", pace_ms=50)
+        await deadly.ok("create", model="scripted", pace_ms=0)
+        await asyncio.wait_for(dying.wait(), 10)
+
+    # When two that found it have died of it as well
+    for number in (1, 2):
+        async with victim(number) as dying:
+            await asyncio.wait_for(dying.wait(), 10)
+    before = len(await beside.chunks())
+
+    # Then the third one fails that session, and lets the other run on
+    async with victim(3) as dying:
+        await deadly.until("FAILED", 10)
+        assert (await deadly.state())["failure_code"] == "reducer_failed"
+        async with asyncio.timeout(10):
+            while len(await beside.chunks()) < before + 2:
+                await asyncio.sleep(0.01)
+        assert not dying.is_set()
+    async with running_host(broker.url, host_id="last", lease_ms=LEASE_MS):
+        await deadly.ok("reset")
+        assert (await deadly.ok("next_chunk"))["chunk_index"] == 0
+        await beside.ok("pause")
         await check_invariants(real)

@@ -250,6 +250,7 @@ async def test_a_late_write_of_the_first_host_is_refused(
             scripts.end_inflight(state, "any"),
             scripts.set_pace(state, "late-1", 0, "{}"),
             scripts.place(state, "w9"),
+            scripts.free_attempt(state),
             scripts.answer("world-1", state.epoch, "late-2", "{}"),
             scripts.adopt("world-1", state.epoch),
             leases.set_live(0, state.epoch, "world-1", True),
