@@ -108,10 +108,10 @@ async def test_a_client_stays_present_on_a_broker_that_is_out_of_memory(
     server = new_broker()
     async with FrugalWorker(server.url), running_host(server.url), Broker(server.url) as pool:
         session = SessionClient("world-1", pool, timeout_s=10)
-        await session.create(model="scripted", presence_ms=600)
+        await session.create(model="scripted", presence_ms=2_500)
         async with session:
             with server.client() as plain:
                 plain.config_set("maxmemory", "1mb")
-                await asyncio.sleep(1.2)
+                await asyncio.sleep(3.0)
                 assert plain.exists(pool.keys.session("world-1").presence)
                 plain.config_set("maxmemory", "0")
