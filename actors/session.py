@@ -33,7 +33,7 @@ from contracts.errors import (
     WorldlineError,
 )
 from contracts.lifecycle import Status, Trigger
-from contracts.messages import Kind, WorkerReply
+from contracts.messages import InFlight, Kind, WorkerReply
 from contracts.session_scripts import Failure, Outcome
 
 POISON_ATTEMPTS: Final = 3
@@ -97,7 +97,8 @@ class SessionActor:
         self._open: dict[str, list[CommandItem]] = {}
         self._in_hand = ""
         self._stale = True
-        self._resend = False
+        self._resend: str | None = None
+        """Request id that is sent again without waiting, if it is still in flight by then."""
         self._doubts = self._refusals = self._defects = 0
         self._sent_at_ms = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -121,8 +122,7 @@ class SessionActor:
 
     def reconnected(self) -> None:
         """The broker was away: what is in flight may be lost, or its reply, so it is sent again."""
-        state = self.core.state
-        self._resend |= state is not None and state.inflight is not None
+        self._resend_soon()
         self.kick()
 
     async def stop(self) -> None:
@@ -159,7 +159,7 @@ class SessionActor:
             return self._take_news
         state = self.core.state
         flying = state.inflight if state else None
-        if flying is not None and self.owner.caught_up and self._resend_due():
+        if flying is not None and self.owner.caught_up and self._resend_due(flying):
             return self._send_again
         if self.core.busy:
             return None
@@ -169,9 +169,13 @@ class SessionActor:
             return self._tick_freely
         return None
 
-    def _resend_due(self) -> bool:
+    def _resend_due(self, flying: InFlight) -> bool:
         wait_ms = self._sent_at_ms + self.core.services.resend_after_ms - monotonic_ms()
-        return self._resend or self._due(wait_ms)
+        return self._resend == flying.request_id or self._due(wait_ms)
+
+    def _resend_soon(self) -> None:
+        state = self.core.state
+        self._resend = state.inflight.request_id if state and state.inflight else None
 
     def _tick_due(self) -> bool:
         wait_ms = self._free_run.wait_ms()
@@ -285,7 +289,7 @@ class SessionActor:
         self._closing.forget_joined()
         self._free_run.found = core.state is not None and core.state.pace_ms is not None
         flying = core.state.inflight if core.state else None
-        self._resend = flying is not None
+        self._resend_soon()
         self._sent_at_ms = monotonic_ms()
         in_flight = flying.command_id if flying else None
         waiting = [item for name, items in self._open.items() if name != in_flight for item in items]
@@ -383,8 +387,8 @@ class SessionActor:
         failpoints.hit("host.reply.read")
         if isinstance(item.news, WorkerReply):
             await self._take_reply(item.news)
-        else:
-            self._resend |= await self._worker_news.notice(item.news)
+        elif await self._worker_news.notice(item.news):
+            self._resend_soon()
         self._news.popleft()
         self.owner.done(item.entry_id)
 
@@ -420,10 +424,11 @@ class SessionActor:
         core, state = self.core, self.core.held
         if state.inflight is None or state.worker is None:
             raise Resync
-        self._resend = False
+        self._resend = None
         self._sent_at_ms = monotonic_ms()
         if await core.services.placement.is_gone(state.worker):
-            self._resend = await self._worker_news.lost(state, f"worker {state.worker} is gone")
+            if await self._worker_news.lost(state, f"worker {state.worker} is gone"):
+                self._resend_soon()
             return
         record = replace(state.inflight, fence=state.fence + 1)
         extra = {"tick": self._ticks.rebuild(record)} if record.kind is Kind.TICK else {}

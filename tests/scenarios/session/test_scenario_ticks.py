@@ -235,6 +235,25 @@ async def test_a_producer_that_always_slips_in_lower_ids_can_not_hold_a_tick_up(
     assert (await world.ok("next_chunk"))["applied_event_ids"] == sorted([1000, *slipped])
 
 
+async def test_a_doubt_about_one_tick_sends_no_later_one_twice(
+    world: Caller, host: Host, worker: ScriptedWorker
+) -> None:
+    # Given a tick in flight, and a host that has to look again at what the broker holds when its reply is there
+    worker.gate.clear()
+    command = await world.send("next_chunk")
+    await worker.arrived(1)
+    (actor,) = (p.actors["world-1"] for p in host.owned.values() if "world-1" in p.actors)
+    actor._stale = True
+
+    # When it is committed after that, and another one is made
+    worker.gate.set()
+    assert (await world.answer_to(command))["ok"]
+    await world.ok("next_chunk")
+
+    # Then each was sent once
+    assert worker.kinds() == ["tick", "tick"]
+
+
 async def test_a_reducer_is_told_what_it_remembered_and_commits_once_a_chunk(
     stranger: Caller, reducer: type[ScriptedReducer]
 ) -> None:
