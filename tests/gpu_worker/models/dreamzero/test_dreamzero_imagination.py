@@ -1,5 +1,7 @@
 """Whole observations over pages, with all their steps, against a dense oracle that keeps no K and V."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -89,4 +91,6 @@ def test_compiled_blocks_share_graphs_and_change_no_result() -> None:
 
     for got, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=1e-5)
-    assert counter.frame_count == 3  # the first frame, frames that follow, frames with registers
+    graphs = {re.sub(r"\bs\d+\b", "s", graph.code) for graph in counter.graphs}
+    assert len(graphs) == 3  # the first frame, frames that follow, frames with registers
+    assert counter.frame_count <= 4  # once in many runs the compiler makes one of them a second time
