@@ -16,7 +16,8 @@ local inflight = redis.call('HGET', KEYS[1], 'inflight')
 local flying = inflight and cjson.decode(inflight)
 if not flying or flying['request_id'] ~= ARGV[2] then return { 'STALE' } end
 redis.call('HSET', KEYS[1], 'updated_at_ms', digits(now_ms()))
-redis.call('HDEL', KEYS[1], 'inflight')
+-- A tick that was begun did not end its host.
+redis.call('HDEL', KEYS[1], 'inflight', 'free_attempts')
 if ARGV[3] ~= '' and flying['command_id'] ~= cjson.null then
   end_command(KEYS[2], KEYS[3], flying['command_id'], ARGV[3], ARGV[4])
 end

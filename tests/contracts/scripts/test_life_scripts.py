@@ -643,6 +643,17 @@ async def test_free_running_is_counted_once_a_claim_and_anew_for_each_chunk_of_e
         await world.scripts.free_attempt(state)
 
 
+async def test_a_tick_that_was_begun_and_expired_ends_the_count_of_free_running(world: World) -> None:
+    await world.create()
+    assert await world.scripts.free_attempt(await world.state()) == 1
+    await world.begin([])
+    assert await world.client.hexists(world.keys.session("world-1").state, "free_attempts")
+
+    await world.scripts.end_inflight(await world.state(), (await world.in_flight()).request_id)
+
+    assert not await world.client.hexists(world.keys.session("world-1").state, "free_attempts")
+
+
 async def test_an_answer_about_no_session_expires(world: World) -> None:
     assert await world.scripts.answer("world-1", EPOCH, "next-1", world.refused("next-1")) is Outcome.DONE
 
