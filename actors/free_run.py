@@ -17,7 +17,7 @@ class FreeRun:
         self.core = core
         self._next_ms = 0.0
         self.found = False
-        """It ran free when it was adopted, and no tick has begun since."""
+        """It ran free when it was adopted, and has begun no tick by itself since."""
 
     def wait_ms(self) -> float | None:
         """How long until the next tick is due, at most 0 if it is; None where the session doesn't run free."""

@@ -9,11 +9,13 @@ import pytest
 
 from actors.broker_pool import Broker
 from actors.client import SessionClient
+from actors.host import Host
 from contracts.broker import BrokerFullError
 from contracts.events import ARDiffusionSessionEvent
 from contracts.lifecycle import Status
+from contracts.state import SessionState
 from support.broker import RealBroker
-from support.hosting import running_host
+from support.hosting import Caller, running_host
 from support.invariants import check_invariants
 from support.scripted_worker import ScriptedWorker, failing, session_of
 
@@ -115,3 +117,49 @@ async def test_a_client_stays_present_on_a_broker_that_is_out_of_memory(
                 await asyncio.sleep(3.0)
                 assert plain.exists(pool.keys.session("world-1").presence)
                 plain.config_set("maxmemory", "0")
+
+
+async def test_owners_that_can_not_begin_a_tick_for_want_of_memory_are_not_counted_as_its_victims(
+    new_broker: Callable[..., RealBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a session that runs free
+    server = new_broker()
+    with server.client() as plain:
+        async with FrugalWorker(server.url), Broker(server.url) as pool:
+            world = Caller(pool.commands)
+            async with running_host(server.url, host_id="first"):
+                await world.ok("create", model="scripted", pace_ms=3_600_000)
+                async with asyncio.timeout(10):
+                    while not await world.chunks():
+                        await asyncio.sleep(0.01)
+
+            # When more owners than it may kill find it, one after the other, on a broker that is out of memory
+            prepare, tried = Host.prepare, asyncio.Event()
+
+            async def fill(host: Host) -> None:
+                await prepare(host)
+                count = host.services.scripts.free_attempt
+
+                async def counted(state: SessionState) -> int:
+                    try:
+                        return await count(state)
+                    finally:
+                        tried.set()
+
+                host.services.scripts.free_attempt = counted  # type: ignore[method-assign]
+                plain.config_set("maxmemory", "1mb")
+
+            monkeypatch.setattr(Host, "prepare", fill)
+            for number in range(4):
+                async with running_host(server.url, host_id=f"host-{number}"):
+                    await asyncio.wait_for(tried.wait(), 10)
+                    await asyncio.sleep(0.3)
+                tried.clear()
+                plain.config_set("maxmemory", "0")
+            monkeypatch.undo()
+
+            # Then it runs on as soon as there is room
+            assert (await world.state())["status"] == "ACTIVE"
+            async with running_host(server.url, host_id="last"), asyncio.timeout(10):
+                while len(await world.chunks()) < 2:
+                    await asyncio.sleep(0.01)
