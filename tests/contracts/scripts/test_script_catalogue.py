@@ -24,8 +24,8 @@ OWNED = [name for name in SCRIPTS if name not in ("accept_event", "lease_claim")
 
 SESSION_OWNED = [name for name in OWNED if not name.startswith(("inbox", "lease", "live"))]
 
-ADMITTING = {"accept_event", "begin_tick", "create"}
-"""Scripts that take something new in; a broker without memory refuses them, and runs all others."""
+ADMITTING = {"accept_event", "begin_tick", "create", "free_attempt"}
+"""Scripts that take something new in, or prepare to; a broker without memory refuses them, and runs all others."""
 
 REPEATS = {
     "adopt": {"state": {"fence"}},  # each adoption voids what was sent before it
